@@ -1,0 +1,51 @@
+# Pattern rules: objects into $(BUILD), one archive a folder, one link line a program.
+objects = $(patsubst %.c,$(BUILD)/%.o,$(1))
+
+$(BUILD)/flags: FORCE
+	$(Q)mkdir -p $(@D)
+	$(Q)echo '$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS)' | cmp -s - $@ || echo '$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS)' > $@
+.PHONY: FORCE
+
+$(BUILD)/%.o: %.c $(BUILD)/flags
+	$(Q)mkdir -p $(@D)
+	@echo "  CC  $<"
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) $(CFLAGS_$(subst /,_,$*)) -MMD -MP -c $< -o $@
+
+# Files of compute/cpu that are built for one instruction set; chosen at run time, see compute/cpu/.
+CFLAGS_compute_cpu_avx2   := -mavx2 -mfma -mf16c
+CFLAGS_compute_cpu_avx512 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c
+
+define archive
+$(BUILD)/lib$(1).a: $(call objects,$(SRC_$(1)))
+	$(Q)mkdir -p $$(@D)
+	$(Q)rm -f $$@
+	$(Q)ar rcs $$@ $$^
+endef
+$(foreach l,$(LIBS) $(DAEMONS) launch testlib,$(eval $(call archive,$(l))))
+
+LIB_ORDER := $(foreach l,compute model link proto base,$(BUILD)/lib$(l).a)
+
+define daemon
+$(BIN)/specontext-$(1): $(BUILD)/$(1)/main.o $(BUILD)/lib$(1).a $(LIB_ORDER)
+	$(Q)mkdir -p $$(@D)
+	@echo "  LD  $$@"
+	$(Q)$(CC) $(LDFLAGS) -o $$@ $$^ $(PKG_LIBS) $(LDLIBS)
+endef
+$(foreach d,$(DAEMONS),$(eval $(call daemon,$(d))))
+
+$(BIN)/specontext: $(BUILD)/launch/main.o $(BUILD)/liblaunch.a $(LIB_ORDER)
+	$(Q)mkdir -p $(@D)
+	@echo "  LD  $@"
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(PKG_LIBS) $(LDLIBS)
+
+$(BUILD)/tests/%: $(BUILD)/tests/%.o $(BUILD)/libtestlib.a $(ARCHIVES)
+	$(Q)mkdir -p $(@D)
+	@echo "  LD  $@"
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ -lcmocka $(PKG_LIBS) $(LDLIBS)
+
+$(BUILD)/bench/%: $(BUILD)/bench/%.o $(ARCHIVES)
+	$(Q)mkdir -p $(@D)
+	@echo "  LD  $@"
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(PKG_LIBS) $(LDLIBS)
+
+-include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
