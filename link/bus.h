@@ -1,0 +1,83 @@
+/* Messages between processes over ZeroMQ: a ROUTER a server, a DEALER a client, ipc:// only.
+ *
+ * Explicit high-water marks, no lingering, a fresh identity each life, ROUTER_MANDATORY. A server keeps a peer
+ * table keyed by routing id; a peer must say HELLO first, and whatever msg_allowed forbids closes it. All calls
+ * belong to the loop thread; bus_drain is its before-sleep hook. */
+#ifndef LINK_BUS_H
+#define LINK_BUS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/loop.h"
+#include "proto/msg.h"
+
+struct bus;        /* one ZeroMQ context of a process, its epoch and its HELLO */
+struct bus_server;
+struct bus_client;
+
+struct bus_peer { /* what a server knows of one peer */
+    uint8_t routing[16];
+    uint32_t routing_bytes;
+    uint64_t epoch;
+    uint32_t role;     /* enum msg_role; 0 before HELLO */
+    uint32_t pid;
+    int64_t heard_ns;  /* last message */
+    void *user;        /* the daemon's own */
+};
+
+struct bus_counters { /* for status and metrics */
+    uint64_t sent, received, dropped_full, dropped_late, dropped_epoch, refused_peers, malformed;
+};
+
+struct bus *bus_create(struct loop *loop, const struct msg_hello *hello);
+void bus_free(struct bus **bus); /* closes its servers and clients */
+uint64_t bus_epoch(const struct bus *bus);
+const struct bus_counters *bus_counters(const struct bus *bus);
+
+/* Replaces the identity told in later HELLO / WELCOME (a store learns its layout late). */
+void bus_set_hello(struct bus *bus, const struct msg_hello *hello);
+
+struct bus_server_ops {
+    /* A peer said HELLO. 0 accepts (WELCOME is sent); negative refuses: err's text goes back as ERROR. */
+    int (*hello)(void *arg, struct bus_peer *peer, const struct msg_hello *hello, struct err *err);
+    /* Any other allowed message. PING, STATUS are answered by the bus (STATUS through `status`). The message is
+     * released after the call unless the callee took msg->memory (sets it to NULL). */
+    void (*message)(void *arg, struct bus_peer *peer, struct msg *msg);
+    /* JSON text for STATUS, NUL-terminated, malloc'ed; may be NULL. */
+    char *(*status)(void *arg);
+    /* A peer was closed by a protocol error or went silent past BUS_SILENCE_NS while it had work (may be NULL). */
+    void (*gone)(void *arg, struct bus_peer *peer);
+};
+
+/* Binds ipc://path; a stale socket is replaced. */
+int bus_serve(struct bus *bus, const char *path, uint32_t role, const struct bus_server_ops *ops, void *arg,
+              struct bus_server **ret_server, struct err *err);
+
+/* Sends to a peer; epoch and version are filled in. -EAGAIN: its queue is full (counted), -EHOSTUNREACH. */
+int bus_reply(struct bus_server *server, const struct bus_peer *peer, struct msg *msg);
+
+/* First peer of a role, or NULL. */
+struct bus_peer *bus_find_role(struct bus_server *server, uint32_t role);
+void bus_close_peer(struct bus_server *server, struct bus_peer *peer);
+
+#define BUS_PING_NS (500 * CLOCK_MS)    /* clients ping when they have sent nothing for so long */
+#define BUS_SILENCE_NS (4 * CLOCK_S)    /* a peer that says nothing for so long is LOST */
+
+enum bus_state { BUS_NEW, BUS_GREETING, BUS_READY, BUS_LOST };
+
+struct bus_client_ops {
+    void (*welcome)(void *arg, const struct msg_hello *hello, uint64_t epoch); /* READY; again on a new epoch */
+    void (*message)(void *arg, struct msg *msg);
+    void (*lost)(void *arg, const char *why); /* silence, or another epoch: everything asked for is void */
+};
+
+/* Connects (the server may come later), says HELLO and repeats it each BUS_PING_NS until welcomed. */
+int bus_connect(struct bus *bus, const char *path, const struct bus_client_ops *ops, void *arg,
+                struct bus_client **ret_client, struct err *err);
+int bus_send(struct bus_client *client, struct msg *msg); /* 0, -EAGAIN (full, counted), -ENOTCONN (not READY) */
+enum bus_state bus_client_state(const struct bus_client *client);
+void bus_disconnect(struct bus_client **client);
+
+#endif
