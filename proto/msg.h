@@ -76,6 +76,7 @@ struct msg_hello { /* HELLO and WELCOME */
     bool has_layout;      /* the decoder's HELLO always; a retriever's too; a store's WELCOME once it has one */
     struct kv_layout layout;
     struct hash128 tokenizer; /* fingerprint, zero when the sender has none */
+    uint64_t head;            /* a retriever's: fingerprint of its head (low half), else 0 */
 };
 
 struct msg_error {
