@@ -81,15 +81,17 @@ INLINE void nibbles(const uint8_t *p, __m256i q[4])
     q[3] = _mm256_srli_epi32(b, 4);
 }
 
+/* Adds 16 where the element's bit of `high` is set: the bit alone, whatever it is worth, cut down to 16. The
+ * lowest four are worth less, so they are moved up first. */
 INLINE void fifth_bits(const uint8_t *p, __m256i q[4])
 {
-    int high;
+    uint32_t high;
     memcpy(&high, p, sizeof high);
-    __m256i bits = _mm256_set1_epi32(high);
+    const __m256i sixteen = _mm256_set1_epi32(16), lane_bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
     for (int i = 0; i < 4; i++) {
-        __m256i shift = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(8 * i));
-        __m256i bit = _mm256_and_si256(_mm256_srlv_epi32(bits, shift), _mm256_set1_epi32(1));
-        q[i] = _mm256_or_si256(q[i], _mm256_slli_epi32(bit, 4));
+        __m256i bits = _mm256_set1_epi32((int)(i == 0 ? high << 4 : high));
+        __m256i bit = _mm256_and_si256(bits, _mm256_slli_epi32(lane_bit, i == 0 ? 4 : 8 * i));
+        q[i] = _mm256_or_si256(q[i], _mm256_min_epu32(bit, sixteen));
     }
 }
 
