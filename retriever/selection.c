@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/check.h"
 #include "base/clock.h"
 #include "retriever/forward.h"
 #include "retriever/keys.h"
@@ -143,6 +144,11 @@ void selection_free(struct selection **selection)
 const struct model_rope *selection_rope(const struct selection *s)
 {
     return forward_rope(s->forward);
+}
+
+const char *selection_backend(const struct selection *s)
+{
+    return compute_name(s->compute);
 }
 
 struct hash128 selection_fingerprint(const struct selection *s)
@@ -297,6 +303,7 @@ static uint32_t plan(struct selection *s, const struct msg_step *msg, struct sel
 {
     const uint32_t *tokens = msg->tokens.at;
     uint32_t parts = 0;
+    CHECK(msg->entry_count <= LIMIT_SEQUENCES);
     s->call++;
     s->work_count = 0;
     for (uint32_t i = 0; i < msg->entry_count; i++) {

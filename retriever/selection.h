@@ -30,6 +30,8 @@ void selection_free(struct selection **selection);
 
 const struct model_rope *selection_rope(const struct selection *selection); /* in force, see head_rope */
 
+const char *selection_backend(const struct selection *selection); /* see compute_name */
+
 /* Names everything that decides what is selected: the head, how it pools, its rotation in force. Equal to the
  * head's own fingerprint when it is used as recommended and as trained. */
 struct hash128 selection_fingerprint(const struct selection *selection);
