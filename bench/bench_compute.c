@@ -1,5 +1,5 @@
-/* Times of the operators at the shapes of SmolLM2-135M (hidden 576, FFN 1536, 9/3 heads x 64, vocabulary 49152),
- * beside what the machine gives in the same run: copy and read bandwidth, and the FMA peak.
+/* Times of the operators at the shapes of SmolLM2-135M (hidden 576, FFN 1536, 9/3 heads x 64, vocabulary
+ * 49152), beside what the machine gives in the same run: copy and read bandwidth, and the FMA peak.
  *
  *   bench_compute [--quick] [--threads N] [--reference]
  *
@@ -151,7 +151,8 @@ static void measure_machine(struct bench *b)
     struct fma f = {s.pool, random_floats((size_t)threads * 16)};
     b->fma_gflops = 16.0 * FMA_CHAINS * FMA_STEPS * threads / best_of(b, 4, fma_all, &f) * 1e-9;
     mem_free(&f.out);
-    printf("%s, %d threads: copy %.1f GB/s (read + written), read %.1f GB/s, FMA peak %.0f GFLOP/s (8 lanes)\n\n",
+    printf("%s, %d threads: copy %.1f GB/s (read + written), read %.1f GB/s, FMA peak %.0f GFLOP/s (8 "
+           "lanes)\n\n",
            compute_name(b->c), threads, copy, b->read_gbs, b->fma_gflops);
 }
 
@@ -208,10 +209,11 @@ static void bench_matmul(const struct bench *b)
 {
     static const enum dtype types[] = {DTYPE_F32,  DTYPE_F16,  DTYPE_BF16, DTYPE_Q8_0,
                                        DTYPE_Q4_0, DTYPE_Q4_1, DTYPE_Q5_0, DTYPE_Q5_1};
-    printf("product         decode, GB/s of weights (us)       n=8, GFLOP/s   prefill n=%d, GFLOP/s (%% of peak)\n",
+    printf("product         decode, GB/s of weights (us)       n=8, GFLOP/s   prefill n=%d, GFLOP/s (%% of "
+           "peak)\n",
            b->quick ? 64 : 256);
-    printf("type     %dx%d     %dx%d      %dx%d     %dx%d       %dx%d  %dx%d\n", HIDDEN, HIDDEN, FFN, HIDDEN, VOCAB,
-           HIDDEN, FFN, HIDDEN, FFN, HIDDEN, HIDDEN, FFN);
+    printf("type     %dx%d     %dx%d      %dx%d     %dx%d       %dx%d  %dx%d\n", HIDDEN, HIDDEN, FFN, HIDDEN,
+           VOCAB, HIDDEN, FFN, HIDDEN, FFN, HIDDEN, HIDDEN, FFN);
     for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
         static const uint32_t rows[] = {HIDDEN, FFN, VOCAB};
         printf("%-5s", dtype_info(types[t])->name);
@@ -224,7 +226,8 @@ static void bench_matmul(const struct bench *b)
         int n = b->quick ? 64 : 256;
         double up = 2.0 * FFN * HIDDEN * n / time_product(b, types[t], FFN, HIDDEN, n) * 1e-9;
         double down = 2.0 * FFN * HIDDEN * n / time_product(b, types[t], HIDDEN, FFN, n) * 1e-9;
-        printf("  %4.0f (%2.0f%%)  %4.0f (%2.0f%%)\n", up, 100 * up / b->fma_gflops, down, 100 * down / b->fma_gflops);
+        printf("  %4.0f (%2.0f%%)  %4.0f (%2.0f%%)\n", up, 100 * up / b->fma_gflops, down,
+               100 * down / b->fma_gflops);
     }
 }
 
@@ -268,8 +271,11 @@ static double time_attention(const struct bench *b, uint32_t context, uint32_t e
     for (uint32_t i = 0; i < pages; i++)
         a.at[i] = (uint64_t)i * page_bytes;
     for (int l = 0; l < LAYERS; l++)
-        a.views[l] = (struct kv_view){.base = memory + (size_t)l * layer_bytes, .at = a.at, .page_tokens = PAGE,
-                                      .piece_bytes = piece, .type = DTYPE_F16};
+        a.views[l] = (struct kv_view){.base = memory + (size_t)l * layer_bytes,
+                                      .at = a.at,
+                                      .page_tokens = PAGE,
+                                      .piece_bytes = piece,
+                                      .type = DTYPE_F16};
     a.lists = mem_alloc((size_t)n, sizeof *a.lists);
     a.queries = mem_alloc((size_t)n, sizeof *a.queries);
     for (int i = 0; i < n; i++) {
@@ -291,20 +297,23 @@ static double time_attention(const struct bench *b, uint32_t context, uint32_t e
 
 static void bench_attention(const struct bench *b)
 {
-    printf("\nattention, %d/%d heads x %d, one query, one layer of %d\n", Q_HEADS, KV_HEADS, HEAD_DIM, LAYERS);
+    printf("\nattention, %d/%d heads x %d, one query, one layer of %d\n", Q_HEADS, KV_HEADS, HEAD_DIM,
+           LAYERS);
     static const uint32_t contexts[] = {4096, 8192, 32768};
     for (int i = 0; i < (b->quick ? 2 : 3); i++) {
-        double s = time_attention(b, contexts[i], 1, 1), bytes = (double)contexts[i] * KV_HEADS * 4 * HEAD_DIM;
+        double s = time_attention(b, contexts[i], 1, 1),
+               bytes = (double)contexts[i] * KV_HEADS * 4 * HEAD_DIM;
         printf("  full   %6u positions  %8.1f us  %5.1f GB/s (read limit %.1f)\n", contexts[i], s * 1e6,
                bytes / s * 1e-9, b->read_gbs);
     }
     double s = time_attention(b, 8192, 4, 1);
-    printf("  sparse %6u of %u        %8.1f us  %5.1f GB/s\n", 2048, 8192, s * 1e6, 2048.0 * KV_HEADS * 256 / s * 1e-9);
+    printf("  sparse %6u of %u        %8.1f us  %5.1f GB/s\n", 2048, 8192, s * 1e6,
+           2048.0 * KV_HEADS * 256 / s * 1e-9);
     int n = b->quick ? 64 : 256;
     s = time_attention(b, 4096, 1, n);
     double flops = 4.0 * Q_HEADS * HEAD_DIM * n * (4096 - n / 2.0);
-    printf("  prefill %d tokens before 4096  %6.2f ms  %.0f GFLOP/s (%.0f%% of peak)\n", n, s * 1e3, flops / s * 1e-9,
-           100 * flops / s * 1e-9 / b->fma_gflops);
+    printf("  prefill %d tokens before 4096  %6.2f ms  %.0f GFLOP/s (%.0f%% of peak)\n", n, s * 1e3,
+           flops / s * 1e-9, 100 * flops / s * 1e-9 / b->fma_gflops);
 }
 
 struct retrieve {
@@ -317,8 +326,8 @@ struct retrieve {
 static void retrieve(void *arg)
 {
     struct retrieve *r = arg;
-    compute_retrieval_weights(r->c, r->weights, r->view.count, r->q, &r->view, Q_HEADS, KV_HEADS, HEAD_DIM, 0.125f,
-                              POOL_MAX);
+    compute_retrieval_weights(r->c, r->weights, r->view.count, r->q, &r->view, Q_HEADS, KV_HEADS, HEAD_DIM,
+                              0.125f, POOL_MAX);
 }
 
 static void pick(void *arg)
@@ -336,7 +345,8 @@ static void bench_retrieval(const struct bench *b)
         size_t halves = (size_t)counts[i] * KV_HEADS * HEAD_DIM;
         uint16_t *chunk = mem_alloc(halves, sizeof *chunk);
         const uint16_t *const chunks[] = {chunk};
-        struct retrieve r = {.c = b->c, .view = {chunks, counts[i], 0}, .q = random_floats(Q_HEADS * HEAD_DIM)};
+        struct retrieve r = {
+            .c = b->c, .view = {chunks, counts[i], 0}, .q = random_floats(Q_HEADS * HEAD_DIM)};
         float *keys = random_floats(halves);
         compute_keys_append(b->c, &r.view, keys, (int)counts[i], KV_HEADS, HEAD_DIM);
         r.view.count = counts[i];
@@ -344,7 +354,8 @@ static void bench_retrieval(const struct bench *b)
         r.index = mem_alloc(2048, sizeof *r.index);
         r.scratch = mem_alloc(counts[i], sizeof *r.scratch);
         double s = best_of(b, 4, retrieve, &r);
-        printf("  %6u keys: weights %8.1f us (%5.1f GB/s of keys)", counts[i], s * 1e6, (double)halves * 2 / s * 1e-9);
+        printf("  %6u keys: weights %8.1f us (%5.1f GB/s of keys)", counts[i], s * 1e6,
+               (double)halves * 2 / s * 1e-9);
         double flat = best_of(b, 8, pick, &r);
         for (uint32_t p = 0; p < counts[i]; p++)
             r.weights[p] = expf(20 * random_float() - 20);
@@ -352,7 +363,8 @@ static void bench_retrieval(const struct bench *b)
         for (uint32_t p = 0; p < counts[i]; p++)
             r.weights[p] = 1.0f / (float)counts[i];
         double equal = best_of(b, 8, pick, &r);
-        printf("  top-k %6.1f us, wide range %6.1f us, all equal %6.1f us\n", flat * 1e6, peaked * 1e6, equal * 1e6);
+        printf("  top-k %6.1f us, wide range %6.1f us, all equal %6.1f us\n", flat * 1e6, peaked * 1e6,
+               equal * 1e6);
         mem_free(&chunk);
         mem_free(&keys);
         mem_free(&r.q);
