@@ -118,13 +118,14 @@ static void *run(void *arg)
             continue;
         if (!answer)
             answer = spare_answer(w);
-        if (take_task(w, task, answer)) {
+        int said = take_task(w, task, answer);
+        publish_stats(w); /* before the answer: whoever has seen it finds it counted */
+        if (said) {
             if (mailbox_put(w->answers, answer) < 0)
                 lose_answer(w, answer);
             else
                 answer = NULL;
         }
-        publish_stats(w);
         worker_task_free(&task);
     }
     if (answer)
