@@ -1,6 +1,6 @@
-/* The life of the retriever: options, model and head, threads, sockets, loop, end. The main thread is the loop
- * thread. It must end with a line that says why, when it cannot begin, and never serve with another head, or
- * another rotation of it, than it says. */
+/* The life of the retriever: options, model and head, threads, sockets, loop, end. The main thread is the
+ * loop thread. It must end with a line that says why, when it cannot begin, and never serve with another
+ * head, or another rotation of it, than it says. */
 #include "retriever/daemon.h"
 
 #include <inttypes.h>

@@ -1,8 +1,9 @@
 /* Sockets and peers of the retriever; see serve.h. Owner: the loop thread, which blocks in epoll only.
  *
- * It passes the decoder's messages to the worker and the worker's answers to the store. One decoder at a time:
- * a new one, or the same one greeting anew, voids all that was opened before. Answers that the store cannot take
- * yet wait here, in order; when the store is lost they are void, and sets are sent whole to the next one. */
+ * It passes the decoder's messages to the worker and the worker's answers to the store. One decoder at a
+ * time: a new one, or the same one greeting anew, voids all that was opened before. Answers that the store
+ * cannot take yet wait here, in order; when the store is lost they are void, and sets are sent whole to the
+ * next one. */
 #include "retriever/serve.h"
 
 #include <errno.h>

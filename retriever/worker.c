@@ -1,8 +1,8 @@
 /* The worker thread; see worker.h.
  *
- * It alone touches the selection (head, keys, sets) and may block on its mailbox only, which wakes it once a
- * second at the latest. Answers travel as pointers; their buffers come back and are used again, so that a step
- * in full flow allocates nothing. */
+ * It alone touches the selection (head, keys, sets) and may block on its mailbox only, which wakes it once
+ * a second at the latest. Answers travel as pointers; their buffers come back and are used again, so that a
+ * step in full flow allocates nothing. */
 #include "retriever/worker.h"
 
 #include <errno.h>
