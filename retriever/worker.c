@@ -20,6 +20,7 @@ enum { TASKS = 1024, ANSWERS = 1024, SPARES = 8 };
 struct worker {
     pthread_t thread;
     struct selection *selection;
+    uint64_t decoder; /* whose sequences are open */
     struct mailbox *tasks, *answers, *spares;
     atomic_bool stopping;
     pthread_mutex_t mutex; /* guards stats */
@@ -80,11 +81,14 @@ static int take_message(struct worker *w, const struct msg *msg, struct worker_a
 
 static int take_task(struct worker *w, const struct worker_task *task, struct worker_answer *answer)
 {
+    if (task->decoder != w->decoder) { /* also when there was no room for the task that says so */
+        selection_close_all(w->selection);
+        w->decoder = task->decoder;
+    }
     answer->decoder = task->decoder;
     answer->id = task->msg.id;
     switch (task->kind) {
-    case WORKER_CLOSE_ALL:
-        selection_close_all(w->selection);
+    case WORKER_NEW_DECODER:
         return 0;
     case WORKER_FORGET:
         selection_forget_sent(w->selection);
