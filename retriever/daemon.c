@@ -18,20 +18,20 @@
 #include "link/runtime.h"
 #include "model/head.h"
 #include "model/model.h"
-#include "retriever/options.h"
-#include "retriever/selection.h"
-#include "retriever/serve.h"
+#include "retriever/arguments.h"
+#include "retriever/selector.h"
+#include "retriever/endpoint.h"
 #include "retriever/worker.h"
 
 struct daemon {
-    struct options options;
+    struct arguments options;
     struct model *model;
     struct head *head;
     struct loop *loop;
-    struct selection *selection; /* until the worker has it */
+    struct selector *selector; /* until the worker has it */
     struct worker *worker;
-    struct serve *serve;
-    struct serve_identity identity;
+    struct endpoint *endpoint;
+    struct endpoint_identity identity;
     char rope[256];
     bool orphaned; /* the lifeline ended: nobody else will remove the directory */
 };
@@ -61,21 +61,21 @@ static int open_files(struct daemon *d, struct err *err)
     return rc < 0 ? rc : head_open(d->options.head, d->model, &d->head, err);
 }
 
-static int make_selection(struct daemon *d, struct err *err)
+static int make_selector(struct daemon *d, struct err *err)
 {
     const struct head_config *head = head_config(d->head);
     uint32_t context = d->options.context ? d->options.context : model_config(d->model)->context_max;
-    struct selection_options o = {.model = d->model,
-                                  .head = d->head,
-                                  .pool = d->options.pool < 0 ? head->pool : (enum head_pool)d->options.pool,
-                                  .context = context < LIMIT_CONTEXT ? context : LIMIT_CONTEXT,
-                                  .sequences = d->options.sequences,
-                                  .threads = (int)d->options.threads,
-                                  .isa = COMPUTE_ISA_AUTO};
-    int rc = selection_create(&o, &d->selection, err);
+    struct selector_options o = {.model = d->model,
+                                 .head = d->head,
+                                 .pool = d->options.pool < 0 ? head->pool : (enum head_pool)d->options.pool,
+                                 .context = context < LIMIT_CONTEXT ? context : LIMIT_CONTEXT,
+                                 .sequences = d->options.sequences,
+                                 .threads = (int)d->options.threads,
+                                 .isa = COMPUTE_ISA_AUTO};
+    int rc = selector_create(&o, &d->selector, err);
     if (rc < 0)
         return rc;
-    head_rope_text(selection_rope(d->selection), d->rope, sizeof d->rope);
+    head_rope_text(selector_rope(d->selector), d->rope, sizeof d->rope);
     if (o.context > head->trained_context)
         log_warn("head stretched: context=%" PRIu32 " trained=%" PRIu32 " rope=%s", o.context,
                  head->trained_context, d->rope);
@@ -90,8 +90,8 @@ static int make_selection(struct daemon *d, struct err *err)
 static int identify(struct daemon *d, struct err *err)
 {
     const struct head_config *head = head_config(d->head);
-    struct hash128 hash = selection_fingerprint(d->selection);
-    struct serve_identity *id = &d->identity;
+    struct hash128 hash = selector_fingerprint(d->selector);
+    struct endpoint_identity *id = &d->identity;
     struct msg_hello *hello = &id->hello;
     struct kv_layout *layout = &hello->layout;
     hello->role = ROLE_RETRIEVER;
@@ -112,7 +112,7 @@ static int identify(struct daemon *d, struct err *err)
     id->model = model_name(d->model);
     id->head = head_path(d->head);
     id->rope = d->rope;
-    id->backend = selection_backend(d->selection);
+    id->backend = selector_backend(d->selector);
     id->threads = d->options.threads;
     id->sequences = d->options.sequences;
     snprintf(id->fingerprint, sizeof id->fingerprint, "%016" PRIx64 "%016" PRIx64, hash.hi, hash.lo);
@@ -134,19 +134,19 @@ static int start(struct daemon *d, struct err *err)
     signal(SIGPIPE, SIG_IGN); /* a log line into a closed pipe must not end us before we have cleaned up */
     d->loop = loop_create();
     loop_add_signals(d->loop, signals, on_signal, d); /* before any thread is there */
-    if ((rc = make_selection(d, err)) < 0 || (rc = identify(d, err)) < 0 || (rc = watch_end(d, err)) < 0 ||
+    if ((rc = make_selector(d, err)) < 0 || (rc = identify(d, err)) < 0 || (rc = watch_end(d, err)) < 0 ||
         (rc = runtime_prepare(d->options.runtime, err)) < 0)
         return rc;
-    d->worker = worker_create(d->selection);
-    d->selection = NULL;
-    return serve_create(d->loop, d->worker, &d->identity, d->options.runtime, &d->serve, err);
+    d->worker = worker_create(d->selector);
+    d->selector = NULL;
+    return endpoint_create(d->loop, d->worker, &d->identity, d->options.runtime, &d->endpoint, err);
 }
 
 static void end(struct daemon *d)
 {
-    serve_free(&d->serve);
+    endpoint_free(&d->endpoint);
     worker_free(&d->worker);
-    selection_free(&d->selection);
+    selector_free(&d->selector);
     loop_free(&d->loop);
     head_free(&d->head);
     model_free(&d->model);
@@ -156,7 +156,7 @@ static void end(struct daemon *d)
 
 static void log_work(struct daemon *d)
 {
-    struct selection_stats t;
+    struct selector_stats t;
     worker_stats(d->worker, &t);
     log_info("end: steps=%" PRIu64 " tokens=%" PRIu64 " selections=%" PRIu64 " refused=%" PRIu64, t.steps,
              t.tokens, t.selections, t.refused);
@@ -166,7 +166,7 @@ int retriever_main(int argc, char **argv)
 {
     struct daemon d = {0};
     struct err err = {0};
-    int code = options_parse(argc, argv, &d.options);
+    int code = arguments_parse(argc, argv, &d.options);
     if (code >= 0)
         return code;
     log_init("retriever", d.options.log);

@@ -111,7 +111,7 @@ static void score(struct rank *r, struct compute *c, float *weights, const struc
 
 static void pick(const struct rank_item *item, uint32_t h, const float *w, struct lane *lane)
 {
-    struct list *now = &item->now[h];
+    struct positions *now = &item->now[h];
     int64_t begin = clock_now_ns();
     double chosen = 0;
     now->count =
@@ -125,7 +125,7 @@ static void pick(const struct rank_item *item, uint32_t h, const float *w, struc
     int64_t picked = clock_now_ns();
     lane->times.topk_ns += picked - begin;
     if (item->before)
-        list_difference(&item->added[h], &item->removed[h], now, &item->before[h]);
+        positions_difference(&item->added[h], &item->removed[h], now, &item->before[h]);
     lane->times.encode_ns += clock_now_ns() - picked;
 }
 

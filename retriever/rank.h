@@ -7,7 +7,7 @@
 #include "base/err.h"
 #include "compute/compute.h"
 #include "model/head.h"
-#include "retriever/list.h"
+#include "retriever/positions.h"
 
 struct rank;
 
@@ -26,9 +26,9 @@ struct rank_item {
     uint32_t sinks; /* Top-K picks k positions of [sinks, limit); what lies outside, up to t, is attended */
     uint32_t limit; /* sinks <= limit */
     uint32_t k;
-    struct list *now;
-    const struct list *before; /* NULL: no difference is wanted */
-    struct list *added, *removed;
+    struct positions *now;
+    const struct positions *before; /* NULL: no difference is wanted */
+    struct positions *added, *removed;
     double
         *mass; /* share of the head's weight on all that is attended; NaN when the weights are not finite */
 };

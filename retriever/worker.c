@@ -1,6 +1,6 @@
 /* The worker thread; see worker.h.
  *
- * It alone touches the selection (head, keys, sets) and may block on its mailbox only, which wakes it once
+ * It alone touches the selector (head, keys, sets) and may block on its mailbox only, which wakes it once
  * a second at the latest. Answers travel as pointers; their buffers come back and are used again, so that a
  * step in full flow allocates nothing. */
 #include "retriever/worker.h"
@@ -19,12 +19,12 @@ enum { TASKS = 1024, ANSWERS = 1024, SPARES = 8 };
 
 struct worker {
     pthread_t thread;
-    struct selection *selection;
+    struct selector *selector;
     uint64_t decoder; /* whose sequences are open */
     struct mailbox *tasks, *answers, *spares;
     atomic_bool stopping;
     pthread_mutex_t mutex; /* guards stats */
-    struct selection_stats stats;
+    struct selector_stats stats;
 };
 
 void worker_task_free(struct worker_task **task)
@@ -43,7 +43,7 @@ static void free_task(void *item)
 static void free_answer(void *item)
 {
     struct worker_answer *answer = item;
-    selection_result_free(&answer->result);
+    selector_result_free(&answer->result);
     mem_free(&answer);
 }
 
@@ -63,15 +63,15 @@ static int take_message(struct worker *w, const struct msg *msg, struct worker_a
     int rc = 0;
     switch (msg->kind) {
     case MSG_OPEN:
-        return selection_open(w->selection, &msg->open, &answer->err) < 0;
+        return selector_open(w->selector, &msg->open, &answer->err) < 0;
     case MSG_CLOSE:
-        selection_close(w->selection, msg->close.sequence); /* one that is not open needs no closing */
+        selector_close(w->selector, msg->close.sequence); /* one that is not open needs no closing */
         return 0;
     case MSG_STEP:
-        selection_step(w->selection, (uint32_t)msg->id, &msg->step, &answer->result);
+        selector_step(w->selector, (uint32_t)msg->id, &msg->step, &answer->result);
         return answer->result.entry_count || answer->result.refusal_count;
     case MSG_RESELECT:
-        rc = selection_repeat(w->selection, msg->reselect.sequence, (uint32_t)msg->id, &answer->result);
+        rc = selector_repeat(w->selector, msg->reselect.sequence, (uint32_t)msg->id, &answer->result);
         return rc == 0;
     default:
         CHECK(!"a task that the loop never makes");
@@ -82,7 +82,7 @@ static int take_message(struct worker *w, const struct msg *msg, struct worker_a
 static int take_task(struct worker *w, const struct worker_task *task, struct worker_answer *answer)
 {
     if (task->decoder != w->decoder) { /* also when there was no room for the task that says so */
-        selection_close_all(w->selection);
+        selector_close_all(w->selector);
         w->decoder = task->decoder;
     }
     answer->decoder = task->decoder;
@@ -91,7 +91,7 @@ static int take_task(struct worker *w, const struct worker_task *task, struct wo
     case WORKER_NEW_DECODER:
         return 0;
     case WORKER_FORGET:
-        selection_forget_sent(w->selection);
+        selector_forget_sent(w->selector);
         return 0;
     default:
         return take_message(w, &task->msg, answer);
@@ -101,7 +101,7 @@ static int take_task(struct worker *w, const struct worker_task *task, struct wo
 static void publish_stats(struct worker *w)
 {
     pthread_mutex_lock(&w->mutex);
-    selection_stats(w->selection, &w->stats);
+    selector_stats(w->selector, &w->stats);
     pthread_mutex_unlock(&w->mutex);
 }
 
@@ -109,7 +109,7 @@ static void publish_stats(struct worker *w)
 static void lose_answer(struct worker *w, const struct worker_answer *answer)
 {
     for (uint32_t i = 0; i < answer->result.entry_count; i++)
-        selection_forget_sent_of(w->selection, answer->result.entries[i].sequence);
+        selector_forget_sent_of(w->selector, answer->result.entries[i].sequence);
 }
 
 static void *run(void *arg)
@@ -137,10 +137,10 @@ static void *run(void *arg)
     return NULL;
 }
 
-struct worker *worker_create(struct selection *selection)
+struct worker *worker_create(struct selector *selector)
 {
     struct worker *w = mem_alloc(1, sizeof *w);
-    w->selection = selection;
+    w->selector = selector;
     w->tasks = mailbox_create(TASKS);
     w->answers = mailbox_create(ANSWERS);
     w->spares = mailbox_create(SPARES);
@@ -165,7 +165,7 @@ void worker_free(struct worker **worker)
     mailbox_free(&w->answers, free_answer);
     mailbox_free(&w->spares, free_answer);
     pthread_mutex_destroy(&w->mutex);
-    selection_free(&w->selection);
+    selector_free(&w->selector);
     mem_free(worker);
 }
 
@@ -191,7 +191,7 @@ void worker_done(struct worker *w, struct worker_answer **answer)
     *answer = NULL;
 }
 
-void worker_stats(struct worker *w, struct selection_stats *ret_stats)
+void worker_stats(struct worker *w, struct selector_stats *ret_stats)
 {
     pthread_mutex_lock(&w->mutex);
     *ret_stats = w->stats;

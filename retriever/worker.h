@@ -6,7 +6,7 @@
 
 #include "base/err.h"
 #include "proto/msg.h"
-#include "retriever/selection.h"
+#include "retriever/selector.h"
 
 struct worker;
 
@@ -26,12 +26,12 @@ struct worker_answer {
     uint64_t decoder;
     uint64_t id;    /* of the message that it answers */
     struct err err; /* code != 0: the whole message was refused */
-    struct selection_result result;
+    struct selector_result result;
 };
 
-/* `selection` is the worker's own from here on. */
-struct worker *worker_create(struct selection *selection);
-/* Waits for the task in work, drops the others; frees the selection. */
+/* `selector` is the worker's own from here on. */
+struct worker *worker_create(struct selector *selector);
+/* Waits for the task in work, drops the others; frees the selector. */
 void worker_free(struct worker **worker);
 
 /* Hands over a task made by mem_alloc. -EAGAIN when too many are waiting: the task stays the caller's. */
@@ -46,6 +46,6 @@ struct worker_answer *worker_take(struct worker *worker);
 void worker_done(struct worker *worker, struct worker_answer **answer);
 
 /* As they were after the last task. Any thread. */
-void worker_stats(struct worker *worker, struct selection_stats *ret_stats);
+void worker_stats(struct worker *worker, struct selector_stats *ret_stats);
 
 #endif

@@ -149,7 +149,7 @@ static inline void store_list(struct store *s, uint32_t l, const uint32_t *added
 }
 
 /* Takes entry `number` of a result. */
-static inline void store_take(struct store *s, const struct selection_result *r, uint32_t number)
+static inline void store_take(struct store *s, const struct selector_result *r, uint32_t number)
 {
     const struct msg_topk_entry *e = &r->entries[number];
     uint32_t lists = r->groups * r->heads;

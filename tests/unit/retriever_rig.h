@@ -18,7 +18,7 @@
 
 #include "base/alloc.h"
 #include "model/head.h"
-#include "retriever/selection.h"
+#include "retriever/selector.h"
 #include "tests/unit/tiny_model.h"
 
 enum {
@@ -131,46 +131,46 @@ static inline void rig_free(struct rig **rig)
     mem_free(rig);
 }
 
-struct rig_selection {
+struct rig_selector {
     enum head_pool pool;
     uint32_t context;
     int threads;
     enum compute_isa isa;
 };
 
-static inline struct selection *rig_select(const struct rig *r, struct rig_selection o)
+static inline struct selector *rig_selector(const struct rig *r, struct rig_selector o)
 {
-    struct selection_options options = {.model = r->model,
-                                        .head = r->head,
-                                        .pool = o.pool,
-                                        .context = o.context,
-                                        .sequences = 8,
-                                        .threads = o.threads ? o.threads : 1,
-                                        .isa = o.isa};
-    struct selection *s = NULL;
+    struct selector_options options = {.model = r->model,
+                                       .head = r->head,
+                                       .pool = o.pool,
+                                       .context = o.context,
+                                       .sequences = 8,
+                                       .threads = o.threads ? o.threads : 1,
+                                       .isa = o.isa};
+    struct selector *s = NULL;
     struct err err = {0};
-    if (selection_create(&options, &s, &err) < 0)
+    if (selector_create(&options, &s, &err) < 0)
         fail_msg("%s", err.text);
     return s;
 }
 
-static inline void rig_open(struct selection *s, uint64_t id, uint32_t capacity, uint32_t budget,
+static inline void rig_open(struct selector *s, uint64_t id, uint32_t capacity, uint32_t budget,
                             uint32_t sinks, uint32_t window)
 {
     struct msg_open open = {
         .sequence = id, .capacity = capacity, .budget = budget, .sinks = sinks, .window = window};
     struct err err = {0};
-    if (selection_open(s, &open, &err) < 0)
+    if (selector_open(s, &open, &err) < 0)
         fail_msg("%s", err.text);
 }
 
 /* One sequence's tokens [from, to), a selection of the last one. */
-static inline void rig_step(struct selection *s, uint64_t id, uint32_t step, const uint32_t *tokens,
-                            uint32_t from, uint32_t to, bool select, struct selection_result *result)
+static inline void rig_step(struct selector *s, uint64_t id, uint32_t step, const uint32_t *tokens,
+                            uint32_t from, uint32_t to, bool select, struct selector_result *result)
 {
     struct msg_step_entry entry = {id, 9, from, to - from, select ? STEP_ENTRY_SELECT : 0};
     struct msg_step msg = {&entry, 1, {tokens + from, to - from}};
-    selection_step(s, step, &msg, result);
+    selector_step(s, step, &msg, result);
     if (result->refusal_count)
         fail_msg("%s", result->refusals[0].text);
 }

@@ -56,11 +56,11 @@ static double ref_mass(const double *w, uint32_t n, const struct store *s, uint3
 }
 
 /* Runs n tokens, checks all lists and the mass of the last. Returns how many positions differ. */
-static uint32_t check_sets(const struct rig *r, struct rig_selection o, const struct shape *shape,
+static uint32_t check_sets(const struct rig *r, struct rig_selector o, const struct shape *shape,
                            uint32_t below, uint32_t n, double factor, bool exact)
 {
-    struct selection *s = rig_select(r, o);
-    struct selection_result result = {0};
+    struct selector *s = rig_selector(r, o);
+    struct selector_result result = {0};
     struct store store = {0};
     uint32_t *tokens = mem_alloc(n, sizeof *tokens), differ = 0, groups = head_config(r->head)->groups;
     double *w = mem_alloc((size_t)n * RIG_KV_HEADS, sizeof *w), mass = 0;
@@ -85,10 +85,10 @@ static uint32_t check_sets(const struct rig *r, struct rig_selection o, const st
     if (fabs(mass - (double)result.entries[0].mass) > 1e-3 * mass)
         fail_msg("mass: found %g, expected %g", (double)result.entries[0].mass, mass);
     store_free(&store);
-    selection_result_free(&result);
+    selector_result_free(&result);
     mem_free(&tokens);
     mem_free(&w);
-    selection_free(&s);
+    selector_free(&s);
     return differ;
 }
 
@@ -126,7 +126,7 @@ static void equal_weights_go_to_the_lower_position(void **state)
     for (int pool = HEAD_POOL_MAX; pool <= HEAD_POOL_MEAN; pool++)
         for (unsigned i = 0; i < sizeof shapes / sizeof *shapes; i++)
             for (unsigned j = 0; j < sizeof lengths / sizeof *lengths; j++)
-                check_sets(r, (struct rig_selection){.pool = (enum head_pool)pool, .context = 4096},
+                check_sets(r, (struct rig_selector){.pool = (enum head_pool)pool, .context = 4096},
                            &shapes[i], 6, lengths[j], 1, true);
     rig_free(&r);
 }
@@ -146,9 +146,9 @@ static void sets_are_those_of_the_reference(void **state)
                 for (unsigned i = 0; i < sizeof shapes / sizeof *shapes; i++)
                     for (unsigned j = 0; j < sizeof lengths / sizeof *lengths; j++)
                         differ += check_sets(r,
-                                             (struct rig_selection){.pool = (enum head_pool)pool,
-                                                                    .context = 1000,
-                                                                    .isa = (enum compute_isa)isa},
+                                             (struct rig_selector){.pool = (enum head_pool)pool,
+                                                                   .context = 1000,
+                                                                   .isa = (enum compute_isa)isa},
                                              &shapes[i], RIG_VOCAB, lengths[j], 1, false);
         assert_in_range(differ, 0, 60); /* of about 70,000 that were chosen */
         rig_free(&r);
@@ -170,21 +170,21 @@ static void a_stretched_head_rotates_by_yarn(void **state)
     struct rig *r = rig_make(&o);
     uint32_t differ = 0;
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++)
-        differ += check_sets(r, (struct rig_selection){.pool = HEAD_POOL_MAX, .context = cases[i].context},
+        differ += check_sets(r, (struct rig_selector){.pool = HEAD_POOL_MAX, .context = cases[i].context},
                              &shape, RIG_VOCAB, cases[i].length, cases[i].factor, false);
     assert_in_range(differ, 0, 4);
-    struct selection *trained = rig_select(r, (struct rig_selection){.context = 2048});
-    struct selection *stretched = rig_select(r, (struct rig_selection){.context = 8192});
-    struct selection *pooled = rig_select(r, (struct rig_selection){.context = 2048, .pool = HEAD_POOL_MEAN});
-    assert_int_equal(selection_rope(trained)->scaling, MODEL_ROPE_SCALING_NONE);
-    assert_int_equal(selection_rope(stretched)->scaling, MODEL_ROPE_SCALING_YARN);
-    assert_true(selection_rope(stretched)->factor == 4.0f);
-    assert_true(hash_equal(selection_fingerprint(trained), head_fingerprint(r->head)));
-    assert_false(hash_equal(selection_fingerprint(stretched), head_fingerprint(r->head)));
-    assert_false(hash_equal(selection_fingerprint(pooled), head_fingerprint(r->head)));
-    selection_free(&trained);
-    selection_free(&stretched);
-    selection_free(&pooled);
+    struct selector *trained = rig_selector(r, (struct rig_selector){.context = 2048});
+    struct selector *stretched = rig_selector(r, (struct rig_selector){.context = 8192});
+    struct selector *pooled = rig_selector(r, (struct rig_selector){.context = 2048, .pool = HEAD_POOL_MEAN});
+    assert_int_equal(selector_rope(trained)->scaling, MODEL_ROPE_SCALING_NONE);
+    assert_int_equal(selector_rope(stretched)->scaling, MODEL_ROPE_SCALING_YARN);
+    assert_true(selector_rope(stretched)->factor == 4.0f);
+    assert_true(hash_equal(selector_fingerprint(trained), head_fingerprint(r->head)));
+    assert_false(hash_equal(selector_fingerprint(stretched), head_fingerprint(r->head)));
+    assert_false(hash_equal(selector_fingerprint(pooled), head_fingerprint(r->head)));
+    selector_free(&trained);
+    selector_free(&stretched);
+    selector_free(&pooled);
     rig_free(&r);
 }
 
@@ -196,8 +196,8 @@ static void a_large_budget_selects_all(void **state)
     uint32_t tokens[300];
     rig_tokens(tokens, 300, RIG_VOCAB, 8);
     for (unsigned i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        struct selection *s = rig_select(r, (struct rig_selection){.context = 300});
-        struct selection_result result = {0};
+        struct selector *s = rig_selector(r, (struct rig_selector){.context = 300});
+        struct selector_result result = {0};
         struct store store = {0};
         rig_open(s, 1, 300, shapes[i].budget, shapes[i].sinks, shapes[i].window);
         for (uint32_t n = 1; n <= 300; n++) {
@@ -213,8 +213,8 @@ static void a_large_budget_selects_all(void **state)
             assert_true(fabsf(result.entries[0].mass - 1) < 1e-5f);
         }
         store_free(&store);
-        selection_result_free(&result);
-        selection_free(&s);
+        selector_result_free(&result);
+        selector_free(&s);
     }
     rig_free(&r);
 }
@@ -226,9 +226,9 @@ static void differences_add_up_to_the_set(void **state)
     (void)state;
     enum { STEPS = 300, PROMPT = 150 };
     struct rig *r = rig_make(&plain);
-    struct selection *s = rig_select(r, (struct rig_selection){.context = 512});
-    struct selection *whole = rig_select(r, (struct rig_selection){.context = 512});
-    struct selection_result result = {0}, expected = {0};
+    struct selector *s = rig_selector(r, (struct rig_selector){.context = 512});
+    struct selector *whole = rig_selector(r, (struct rig_selector){.context = 512});
+    struct selector_result result = {0}, expected = {0};
     struct store store = {0}, right = {0};
     uint32_t tokens[PROMPT + STEPS], differences = 0, selected = 0, lists = 2 * RIG_KV_HEADS;
     rig_tokens(tokens, PROMPT + STEPS, RIG_VOCAB, 21);
@@ -241,7 +241,7 @@ static void differences_add_up_to_the_set(void **state)
         uint32_t step = UINT32_MAX - 99 + i, n = PROMPT + i + 1; /* steps wrap around on the way */
         bool select = i % 7 != 3;
         rig_step(s, 7, step, tokens, n - 1, n, select, &result);
-        selection_forget_sent(whole);
+        selector_forget_sent(whole);
         rig_step(whole, 7, step, tokens, n - 1, n, select, &expected);
         assert_int_equal(result.entry_count, select);
         if (!select)
@@ -257,16 +257,16 @@ static void differences_add_up_to_the_set(void **state)
         }
     }
     assert_int_equal(differences, selected - 1); /* all but the first */
-    struct selection_stats stats;
-    selection_stats(s, &stats);
+    struct selector_stats stats;
+    selector_stats(s, &stats);
     assert_int_equal(stats.tokens, PROMPT + STEPS);
     assert_int_equal(stats.selections, differences + 1);
     store_free(&store);
     store_free(&right);
-    selection_result_free(&result);
-    selection_result_free(&expected);
-    selection_free(&s);
-    selection_free(&whole);
+    selector_result_free(&result);
+    selector_result_free(&expected);
+    selector_free(&s);
+    selector_free(&whole);
     rig_free(&r);
 }
 
@@ -274,20 +274,20 @@ static void the_last_set_is_repeated_whole(void **state)
 {
     (void)state;
     struct rig *r = rig_make(&plain);
-    struct selection *s = rig_select(r, (struct rig_selection){.context = 512});
-    struct selection_result result = {0}, again = {0};
+    struct selector *s = rig_selector(r, (struct rig_selector){.context = 512});
+    struct selector_result result = {0}, again = {0};
     struct store store = {0}, late = {0};
     uint32_t tokens[200];
     rig_tokens(tokens, 200, RIG_VOCAB, 4);
     rig_open(s, 7, 512, 60, 4, 16);
-    assert_int_equal(selection_repeat(s, 8, 1, &again), -ENOENT);
-    assert_int_equal(selection_repeat(s, 7, 1, &again), -EAGAIN);
+    assert_int_equal(selector_repeat(s, 8, 1, &again), -ENOENT);
+    assert_int_equal(selector_repeat(s, 7, 1, &again), -EAGAIN);
     rig_step(s, 7, 10, tokens, 0, 100, true, &result);
     store_take(&store, &result, 0);
     rig_step(s, 7, 11, tokens, 100, 101, true, &result);
     assert_int_equal(result.entries[0].base_step, 10);
     store_take(&store, &result, 0);
-    assert_int_equal(selection_repeat(s, 7, 11, &again), 0);
+    assert_int_equal(selector_repeat(s, 7, 11, &again), 0);
     assert_int_equal(again.step, 11);
     assert_int_equal(again.entries[0].base_step, 11);
     assert_int_equal(again.entries[0].position, 100);
@@ -299,19 +299,19 @@ static void the_last_set_is_repeated_whole(void **state)
              &result); /* the repeated set is the base of the next difference */
     assert_int_equal(result.entries[0].base_step, 11);
     store_take(&late, &result, 0);
-    assert_int_equal(selection_repeat(s, 7, 13, &again), -EAGAIN); /* asked for before it is made */
+    assert_int_equal(selector_repeat(s, 7, 13, &again), -EAGAIN); /* asked for before it is made */
     assert_int_equal(again.entry_count, 0);
     rig_step(s, 7, 13, tokens, 102, 103, true, &result);
     assert_int_equal(result.entries[0].base_step, 13);
-    selection_forget_sent_of(s, 7);
-    selection_forget_sent_of(s, 99);
+    selector_forget_sent_of(s, 7);
+    selector_forget_sent_of(s, 99);
     rig_step(s, 7, 14, tokens, 103, 104, true, &result);
     assert_int_equal(result.entries[0].base_step, 14);
     store_free(&store);
     store_free(&late);
-    selection_result_free(&result);
-    selection_result_free(&again);
-    selection_free(&s);
+    selector_result_free(&result);
+    selector_result_free(&again);
+    selector_free(&s);
     rig_free(&r);
 }
 
@@ -322,9 +322,9 @@ static const uint32_t many_lengths[MANY] = {300, 1, 777, 256, 64};
 
 /* All sequences together, in chunks of `chunk` tokens, then one step for all; results in order. */
 static void run_many(const struct rig *r, int threads, uint32_t chunk, uint32_t sequences,
-                     struct selection_result *result)
+                     struct selector_result *result)
 {
-    struct selection *s = rig_select(r, (struct rig_selection){.context = 1024, .threads = threads});
+    struct selector *s = rig_selector(r, (struct rig_selector){.context = 1024, .threads = threads});
     static uint32_t tokens[MANY][1024], all[MANY * 1024];
     uint32_t done[MANY] = {0}, step = 0, left = 1;
     for (uint32_t i = 0; i < sequences; i++) {
@@ -345,7 +345,7 @@ static void run_many(const struct rig *r, int threads, uint32_t chunk, uint32_t 
             done[i] += n;
             left |= done[i] < many_lengths[i] - 1;
         }
-        selection_step(s, step++, &msg, result);
+        selector_step(s, step++, &msg, result);
         assert_int_equal(result->refusal_count, 0);
     }
     struct msg_step_entry entries[MANY];
@@ -354,12 +354,12 @@ static void run_many(const struct rig *r, int threads, uint32_t chunk, uint32_t 
         entries[i] = (struct msg_step_entry){1 + i, i, done[i], 1, STEP_ENTRY_SELECT};
     }
     struct msg_step msg = {entries, sequences, {all, sequences}};
-    selection_step(s, 5000, &msg, result);
+    selector_step(s, 5000, &msg, result);
     assert_int_equal(result->entry_count, sequences);
-    selection_free(&s);
+    selector_free(&s);
 }
 
-static void must_be_same(const struct selection_result *a, uint32_t i, const struct selection_result *b,
+static void must_be_same(const struct selector_result *a, uint32_t i, const struct selector_result *b,
                          uint32_t j)
 {
     uint32_t lists = a->groups * a->heads;
@@ -375,7 +375,7 @@ static void company_chunks_and_threads_change_nothing(void **state)
 {
     (void)state;
     struct rig *r = rig_make(&plain);
-    struct selection_result first = {0}, other = {0};
+    struct selector_result first = {0}, other = {0};
     run_many(r, 1, 256, MANY, &first);
     static const uint32_t chunks[] = {1, 7, 256, 300, 800};
     for (unsigned i = 0; i < sizeof chunks / sizeof *chunks; i++)
@@ -389,25 +389,25 @@ static void company_chunks_and_threads_change_nothing(void **state)
     run_many(r, 3, 100, 1, &other); /* fewer items than threads: the other way through the ranking */
     must_be_same(&first, 0, &other, 0);
     for (uint32_t i = 0; i < MANY; i++) { /* each alone */
-        struct selection *s = rig_select(r, (struct rig_selection){.context = 1024, .threads = 2});
+        struct selector *s = rig_selector(r, (struct rig_selector){.context = 1024, .threads = 2});
         uint32_t tokens[1024], n = many_lengths[i];
         rig_tokens(tokens, 1024, RIG_VOCAB, 100 + i);
         rig_open(s, 1, 1024, 50 + 10 * i, 4, 16);
         rig_step(s, 1, 0, tokens, 0, n, true, &other);
         must_be_same(&first, i, &other, 0);
-        selection_free(&s);
+        selector_free(&s);
     }
-    selection_result_free(&first);
-    selection_result_free(&other);
+    selector_result_free(&first);
+    selector_result_free(&other);
     rig_free(&r);
 }
 
 /* ---- refusals ---- */
 
-static void must_refuse_open(struct selection *s, struct msg_open open, int code, const char *text)
+static void must_refuse_open(struct selector *s, struct msg_open open, int code, const char *text)
 {
     struct err err = {0};
-    int rc = selection_open(s, &open, &err);
+    int rc = selector_open(s, &open, &err);
     if (rc != code || !strstr(err.text, text))
         fail_msg("found %d: %s, expected %d with '%s'", rc, err.text, code, text);
 }
@@ -416,7 +416,7 @@ static void bad_opens_are_refused(void **state)
 {
     (void)state;
     struct rig *r = rig_make(&plain);
-    struct selection *s = rig_select(r, (struct rig_selection){.context = 1 << 20});
+    struct selector *s = rig_selector(r, (struct rig_selector){.context = 1 << 20});
     must_refuse_open(s, (struct msg_open){.sequence = 0, .capacity = 10}, -EINVAL, "id");
     must_refuse_open(s, (struct msg_open){.sequence = 1, .capacity = (1 << 20) + 1}, -E2BIG, "1048577");
     must_refuse_open(s,
@@ -432,10 +432,10 @@ static void bad_opens_are_refused(void **state)
     for (uint64_t i = 2; i <= 8; i++)
         must_refuse_open(s, (struct msg_open){.sequence = i, .capacity = 10}, 0, "");
     must_refuse_open(s, (struct msg_open){.sequence = 9, .capacity = 10}, -ENOSPC, "8 open");
-    assert_int_equal(selection_close(s, 9), -ENOENT);
-    assert_int_equal(selection_close(s, 8), 0);
+    assert_int_equal(selector_close(s, 9), -ENOENT);
+    assert_int_equal(selector_close(s, 8), 0);
     must_refuse_open(s, (struct msg_open){.sequence = 9, .capacity = 10}, 0, "");
-    selection_free(&s);
+    selector_free(&s);
     rig_free(&r);
 }
 
@@ -457,9 +457,9 @@ static void bad_entries_change_nothing(void **state)
         {2, 0, 1, STEP_ENTRY_SELECT, 0, -EINVAL, "budget 0"},
     };
     struct rig *r = rig_make(&plain);
-    struct selection *s = rig_select(r, (struct rig_selection){.context = 64});
-    struct selection *clean = rig_select(r, (struct rig_selection){.context = 64});
-    struct selection_result result = {0}, expected = {0};
+    struct selector *s = rig_selector(r, (struct rig_selector){.context = 64});
+    struct selector *clean = rig_selector(r, (struct rig_selector){.context = 64});
+    struct selector_result result = {0}, expected = {0};
     uint32_t tokens[64];
     rig_tokens(tokens, 64, RIG_VOCAB, 1);
     rig_open(s, 1, 40, 16, 2, 4);
@@ -472,7 +472,7 @@ static void bad_entries_change_nothing(void **state)
         given[bad[i].count - 1] = bad[i].token;
         struct msg_step_entry entry = {bad[i].sequence, 0, bad[i].position, bad[i].count, bad[i].flags};
         struct msg_step msg = {&entry, 1, {given, bad[i].count}};
-        selection_step(s, 1 + i, &msg, &result);
+        selector_step(s, 1 + i, &msg, &result);
         assert_int_equal(result.entry_count, 0);
         assert_int_equal(result.refusal_count, 1);
         assert_int_equal(result.refusals[0].sequence, bad[i].sequence);
@@ -483,16 +483,16 @@ static void bad_entries_change_nothing(void **state)
     struct msg_step_entry entries[] = {{77, 0, 0, 2, 0}, {1, 0, 20, 1, STEP_ENTRY_SELECT}, {1, 0, 21, 1, 0}};
     uint32_t given[] = {1, 2, tokens[20], 3};
     struct msg_step msg = {entries, 3, {given, 4}};
-    selection_step(s, 50, &msg, &result);
+    selector_step(s, 50, &msg, &result);
     assert_int_equal(result.refusal_count, 2);
     assert_non_null(strstr(result.refusals[1].text, "twice"));
     assert_int_equal(result.entry_count, 1);
     rig_step(clean, 1, 50, tokens, 20, 21, true, &expected);
     must_be_same(&result, 0, &expected, 0);
-    selection_result_free(&result);
-    selection_result_free(&expected);
-    selection_free(&s);
-    selection_free(&clean);
+    selector_result_free(&result);
+    selector_result_free(&expected);
+    selector_free(&s);
+    selector_free(&clean);
     rig_free(&r);
 }
 
@@ -511,21 +511,21 @@ static void weights_that_are_not_finite_are_refused(void **state)
     struct rig_options o = plain;
     o.weight = with_a_nan;
     struct rig *r = rig_make(&o);
-    struct selection *s = rig_select(r, (struct rig_selection){.context = 64});
-    struct selection_result result = {0};
+    struct selector *s = rig_selector(r, (struct rig_selector){.context = 64});
+    struct selector_result result = {0};
     uint32_t given[] = {1, 2, 13, 4, 1, 2, 3, 4};
     struct msg_step_entry entries[] = {{1, 0, 0, 4, STEP_ENTRY_SELECT}, {2, 0, 0, 4, STEP_ENTRY_SELECT}};
     struct msg_step msg = {entries, 2, {given, 8}};
     rig_open(s, 1, 40, 16, 0, 1);
     rig_open(s, 2, 40, 16, 0, 1);
-    selection_step(s, 1, &msg, &result);
+    selector_step(s, 1, &msg, &result);
     assert_int_equal(result.refusal_count, 1);
     assert_int_equal(result.refusals[0].sequence, 1);
     assert_int_equal(result.refusals[0].code, -EDOM);
     assert_int_equal(result.entry_count, 1);
     assert_int_equal(result.entries[0].sequence, 2);
-    selection_result_free(&result);
-    selection_free(&s);
+    selector_result_free(&result);
+    selector_free(&s);
     rig_free(&r);
 }
 
@@ -535,14 +535,14 @@ static void large_results_are_sent_in_parts(void **state)
 {
     (void)state;
     struct rig *r = rig_make(&plain);
-    struct selection_result result = {0};
+    struct selector_result result = {0};
     run_many(r, 1, 256, MANY, &result);
     static const size_t sizes[] = {1, 700, 1500, 1 << 20};
     for (unsigned i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         uint32_t at = 0, parts = 0;
         while (at < result.entry_count) {
             struct msg_topk topk;
-            uint32_t next = selection_result_part(&result, at, sizes[i], &topk), sum = 0;
+            uint32_t next = selector_result_part(&result, at, sizes[i], &topk), sum = 0;
             assert_int_equal(topk.entry_count, next - at);
             assert_ptr_equal(topk.entries, result.entries + at);
             assert_int_equal(topk.counts.count, topk.entry_count * topk.groups * topk.selection_heads * 2);
@@ -555,8 +555,8 @@ static void large_results_are_sent_in_parts(void **state)
         }
         assert_in_range(parts, i == 3 ? 1 : 2, i == 3 ? 1 : MANY);
     }
-    selection_result_free(&result);
-    selection_result_free(&result);
+    selector_result_free(&result);
+    selector_result_free(&result);
     rig_free(&r);
 }
 
@@ -564,27 +564,27 @@ static void closing_gives_everything_back(void **state)
 {
     (void)state;
     struct rig *r = rig_make(&plain);
-    struct selection *s = rig_select(r, (struct rig_selection){.context = 1024, .threads = 2});
-    struct selection_result result = {0};
-    struct selection_stats stats;
+    struct selector *s = rig_selector(r, (struct rig_selector){.context = 1024, .threads = 2});
+    struct selector_result result = {0};
+    struct selector_stats stats;
     uint32_t tokens[600];
     rig_tokens(tokens, 600, RIG_VOCAB, 1);
     for (uint64_t i = 1; i <= 200; i++) {
         rig_open(s, i, 1024, 64, 4, 16);
         rig_step(s, i, (uint32_t)i, tokens, 0, (uint32_t)(i * 3), i % 2, &result);
-        selection_stats(s, &stats);
+        selector_stats(s, &stats);
         assert_int_equal(stats.key_bytes, (i * 3 + 255) / 256 * 256 * 2 * RIG_KV_ROWS * 2);
         if (i % 3)
-            assert_int_equal(selection_close(s, i), 0);
+            assert_int_equal(selector_close(s, i), 0);
         else
-            selection_close_all(s);
-        selection_stats(s, &stats);
+            selector_close_all(s);
+        selector_stats(s, &stats);
         assert_int_equal(stats.sequences, 0);
         assert_int_equal(stats.key_bytes, 0);
     }
-    selection_result_free(&result);
-    selection_free(&s);
-    selection_free(&s);
+    selector_result_free(&result);
+    selector_free(&s);
+    selector_free(&s);
     rig_free(&r);
 }
 

@@ -1,12 +1,12 @@
 /* The daemon's options. */
-#ifndef RETRIEVER_OPTIONS_H
-#define RETRIEVER_OPTIONS_H
+#ifndef RETRIEVER_ARGUMENTS_H
+#define RETRIEVER_ARGUMENTS_H
 
 #include <stdint.h>
 
 #include "base/log.h"
 
-struct options {
+struct arguments {
     const char *runtime; /* directory of the sockets */
     int lifeline;        /* descriptor whose end of file ends the daemon; -1: none */
     enum log_level log;
@@ -19,6 +19,6 @@ struct options {
 
 /* Fills `options` from defaults and argv (borrowed). Returns -1 to go on, or the exit code to end with: 0
  * after --help, 2 for a mistake (said on stderr). */
-int options_parse(int argc, char **argv, struct options *options);
+int arguments_parse(int argc, char **argv, struct arguments *options);
 
 #endif

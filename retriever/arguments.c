@@ -1,5 +1,6 @@
-/* Options of specontext-retriever; see options.h. One table gives parsing and help. Called once, by main. */
-#include "retriever/options.h"
+/* Options of specontext-retriever; see arguments.h. One table gives parsing and help. Called once, by main.
+ * */
+#include "retriever/arguments.h"
 
 #include <getopt.h>
 #include <stdio.h>
@@ -55,7 +56,7 @@ static int mistake(const char *what, const char *value)
     return EXIT_USAGE;
 }
 
-static int take_pool(const char *text, struct options *o)
+static int take_pool(const char *text, struct arguments *o)
 {
     for (int i = HEAD_POOL_MAX; i <= HEAD_POOL_MEAN; i++) {
         if (!strcmp(text, head_pool_name((enum head_pool)i))) {
@@ -67,7 +68,7 @@ static int take_pool(const char *text, struct options *o)
 }
 
 /* 0, or negative when the value is none. */
-static int take_value(int option, const char *text, struct options *o)
+static int take_value(int option, const char *text, struct arguments *o)
 {
     uint32_t fd = 0;
     int r = 0;
@@ -98,16 +99,16 @@ static int take_value(int option, const char *text, struct options *o)
     }
 }
 
-int options_parse(int argc, char **argv, struct options *o)
+int arguments_parse(int argc, char **argv, struct arguments *o)
 {
     struct option list[OPTIONS + 1] = {0};
     long processors = sysconf(_SC_NPROCESSORS_ONLN);
-    *o = (struct options){.runtime = RUNTIME_DIR_DEFAULT,
-                          .lifeline = -1,
-                          .log = LOG_LEVEL_INFO,
-                          .threads = processors > 0 && processors < THREADS_MAX ? (uint32_t)processors : 1,
-                          .pool = -1,
-                          .sequences = 32};
+    *o = (struct arguments){.runtime = RUNTIME_DIR_DEFAULT,
+                            .lifeline = -1,
+                            .log = LOG_LEVEL_INFO,
+                            .threads = processors > 0 && processors < THREADS_MAX ? (uint32_t)processors : 1,
+                            .pool = -1,
+                            .sequences = 32};
     for (int i = 0; i < OPTIONS; i++)
         list[i] = table[i].option;
     int option, at = -1;

@@ -35,7 +35,7 @@ struct played {
     struct msg_error error; /* the decoder's last */
     uint64_t error_id;
     uint32_t errors, topks, reports;
-    struct selection_result topk[TOPKS_MAX];
+    struct selector_result topk[TOPKS_MAX];
     json_t *report;
     const bool *flag; /* what is waited for: either */
     const uint32_t *counter;
@@ -134,10 +134,10 @@ static void on_store_message(void *arg, struct bus_peer *peer, struct msg *msg)
     (void)peer;
     assert_int_equal(msg->kind, MSG_TOPK);
     assert_in_range(p->topks, 0, TOPKS_MAX - 1);
-    struct selection_result *r = &p->topk[p->topks++];
+    struct selector_result *r = &p->topk[p->topks++];
     const struct msg_topk *t = &msg->topk;
     assert_int_equal(t->entry_count, 1);
-    *r = (struct selection_result){
+    *r = (struct selector_result){
         .step = (uint32_t)msg->id, .groups = t->groups, .heads = t->selection_heads, .entry_count = 1};
     r->entries = mem_alloc(1, sizeof *r->entries);
     r->counts = mem_alloc(t->counts.count, sizeof *r->counts);
@@ -340,7 +340,7 @@ static void finish(struct played **played, int code, const char *line)
     if (p->lifeline >= 0)
         close(p->lifeline);
     for (uint32_t i = 0; i < p->topks; i++)
-        selection_result_free(&p->topk[i]);
+        selector_result_free(&p->topk[i]);
     json_decref(p->report);
     runtime_remove(p->dir);
     unlink(p->log_path);
@@ -355,14 +355,14 @@ static void terminate(struct played **p)
 }
 
 /* The same selections, made here. */
-static struct selection *twin(const struct played *p)
+static struct selector *twin(const struct played *p)
 {
-    struct selection *s = rig_select(p->rig, (struct rig_selection){.context = 256});
+    struct selector *s = rig_selector(p->rig, (struct rig_selector){.context = 256});
     rig_open(s, 1, 200, 40, 4, 8);
     return s;
 }
 
-static void must_match(const struct selection_result *found, const struct selection_result *expected)
+static void must_match(const struct selector_result *found, const struct selector_result *expected)
 {
     size_t lists = (size_t)found->groups * found->heads;
     assert_int_equal(found->groups, expected->groups);
@@ -387,12 +387,12 @@ static void steps_become_selections(void **state)
     start_store(p);
     attach_decoder(p);
     wait_flag(p, &p->retriever_greeted, "HELLO to the store");
-    struct selection *s = twin(p);
-    struct selection_result expected = {0};
+    struct selector *s = twin(p);
+    struct selector_result expected = {0};
     uint32_t tokens[200];
     rig_tokens(tokens, 200, RIG_VOCAB, 2);
     assert_int_equal(p->retriever.role, ROLE_RETRIEVER);
-    assert_true(p->retriever.head == selection_fingerprint(s).lo);
+    assert_true(p->retriever.head == selector_fingerprint(s).lo);
     assert_int_equal(p->retriever.layout.selection_heads, RIG_KV_HEADS);
     assert_int_equal(p->retriever.layout.piece_bytes, 4 * RIG_HEAD_DIM);
     assert_int_equal(p->retriever.layout.group_first_layer[1], 1);
@@ -409,7 +409,7 @@ static void steps_become_selections(void **state)
     struct msg reselect = {.kind = MSG_RESELECT, .id = 14, .reselect = {.sequence = 1}};
     assert_int_equal(bus_reply(p->store, bus_find_role(p->store, ROLE_RETRIEVER), &reselect), 0);
     wait_count(p, &p->topks, 6, "TOPK once more");
-    assert_int_equal(selection_repeat(s, 1, 14, &expected), 0);
+    assert_int_equal(selector_repeat(s, 1, 14, &expected), 0);
     expected.entries[0].index = 3;
     must_match(&p->topk[5], &expected);
     send_step(p, 1, 15, tokens, 110, 111); /* a gap */
@@ -426,8 +426,8 @@ static void steps_become_selections(void **state)
     send_step(p, 1, 16, tokens, 104, 105);
     wait_count(p, &p->errors, 3, "ERROR");
     assert_int_equal(p->error.code, -ENOENT);
-    selection_result_free(&expected);
-    selection_free(&s);
+    selector_result_free(&expected);
+    selector_free(&s);
     terminate(&p);
 }
 

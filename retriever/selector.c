@@ -1,6 +1,6 @@
-/* Sequences and their sets; see selection.h. Owner: the worker thread (or a test). A message's numbers are
+/* Sequences and their sets; see selector.h. Owner: the worker thread (or a test). A message's numbers are
  * checked here against what is known, before anything is changed or sized by them. */
-#include "retriever/selection.h"
+#include "retriever/selector.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -12,9 +12,9 @@
 #include "base/alloc.h"
 #include "base/check.h"
 #include "base/clock.h"
-#include "retriever/forward.h"
+#include "retriever/projection.h"
 #include "retriever/keys.h"
-#include "retriever/list.h"
+#include "retriever/positions.h"
 #include "retriever/rank.h"
 
 /* Bytes that a message has left for positions when its other parts are largest. */
@@ -24,12 +24,12 @@ struct sequence {
     uint64_t id; /* 0: the place is free */
     uint32_t capacity, budget, sinks, window;
     struct keys keys;
-    uint64_t call; /* the last selection_step that named it */
+    uint64_t call; /* the last selector_step that named it */
     bool has_set;  /* `sent` and `entry` hold the last set */
     bool whole;    /* the next one is to be sent whole */
     struct msg_topk_entry entry;
-    struct list *sent, *next;     /* [groups * heads]: last set sent, and the one in the making */
-    struct list *added, *removed; /* [groups * heads] */
+    struct positions *sent, *next;     /* [groups * heads]: last set sent, and the one in the making */
+    struct positions *added, *removed; /* [groups * heads] */
 };
 
 /* An entry of the step in work. */
@@ -39,17 +39,17 @@ struct work {
     bool differs; /* answered by a difference */
 };
 
-struct selection {
-    struct selection_options options;
+struct selector {
+    struct selector_options options;
     const struct head_config *head;
     uint32_t lists; /* groups * heads */
     struct compute *compute;
-    struct forward *forward;
+    struct projection *projection;
     struct rank *rank;
     struct sequence *sequences; /* [options.sequences] */
     uint64_t call;
-    struct selection_stats stats;
-    struct forward_part parts[LIMIT_SEQUENCES];
+    struct selector_stats stats;
+    struct projection_part parts[LIMIT_SEQUENCES];
     struct work work[LIMIT_SEQUENCES]; /* entries that want a selection */
     uint32_t work_count;
     struct rank_item *items; /* [LIMIT_SEQUENCES * groups] */
@@ -58,7 +58,7 @@ struct selection {
 
 _Static_assert(LIMIT_GROUPS == HEAD_GROUPS_MAX, "a head has as many groups as a layout");
 
-static int check_options(const struct selection_options *o, struct err *err)
+static int check_options(const struct selector_options *o, struct err *err)
 {
     const struct head_config *c = head_config(o->head);
     if (o->context < 1 || o->context > LIMIT_CONTEXT)
@@ -73,13 +73,12 @@ static int check_options(const struct selection_options *o, struct err *err)
     return 0;
 }
 
-int selection_create(const struct selection_options *options, struct selection **ret_selection,
-                     struct err *err)
+int selector_create(const struct selector_options *options, struct selector **ret_selector, struct err *err)
 {
     int rc = check_options(options, err);
     if (rc < 0)
         return rc;
-    struct selection *s = mem_alloc(1, sizeof *s);
+    struct selector *s = mem_alloc(1, sizeof *s);
     s->options = *options;
     s->head = head_config(options->head);
     s->lists = s->head->groups * s->head->kv_heads;
@@ -88,26 +87,26 @@ int selection_create(const struct selection_options *options, struct selection *
     s->mass = mem_alloc((size_t)LIMIT_SEQUENCES * s->lists, sizeof *s->mass);
     rc = compute_create("cpu", options->threads, options->isa, &s->compute, err);
     if (rc == 0)
-        rc = forward_create(options->model, options->head, options->context, LIMIT_SEQUENCES, s->compute,
-                            &s->forward, err);
+        rc = projection_create(options->model, options->head, options->context, LIMIT_SEQUENCES, s->compute,
+                               &s->projection, err);
     if (rc == 0)
         rc = rank_create(s->head, options->pool, options->context, options->threads, options->isa, s->compute,
                          &s->rank, err);
     if (rc < 0)
-        selection_free(&s);
+        selector_free(&s);
     else
-        *ret_selection = s;
+        *ret_selector = s;
     return rc;
 }
 
-static void free_lists(const struct selection *s, struct list **lists)
+static void free_lists(const struct selector *s, struct positions **lists)
 {
     for (uint32_t i = 0; *lists && i < s->lists; i++)
-        list_free(&(*lists)[i]);
+        positions_free(&(*lists)[i]);
     mem_free(lists);
 }
 
-static void close_sequence(struct selection *s, struct sequence *q)
+static void close_sequence(struct selector *s, struct sequence *q)
 {
     s->stats.key_bytes -= keys_bytes(&q->keys);
     s->stats.sequences--;
@@ -119,41 +118,41 @@ static void close_sequence(struct selection *s, struct sequence *q)
     memset(q, 0, sizeof *q);
 }
 
-void selection_close_all(struct selection *s)
+void selector_close_all(struct selector *s)
 {
     for (uint32_t i = 0; i < s->options.sequences; i++)
         if (s->sequences[i].id)
             close_sequence(s, &s->sequences[i]);
 }
 
-void selection_free(struct selection **selection)
+void selector_free(struct selector **selector)
 {
-    struct selection *s = *selection;
+    struct selector *s = *selector;
     if (!s)
         return;
-    selection_close_all(s);
+    selector_close_all(s);
     rank_free(&s->rank);
-    forward_free(&s->forward);
+    projection_free(&s->projection);
     compute_free(&s->compute);
     mem_free(&s->sequences);
     mem_free(&s->items);
     mem_free(&s->mass);
-    mem_free(selection);
+    mem_free(selector);
 }
 
-const struct model_rope *selection_rope(const struct selection *s)
+const struct model_rope *selector_rope(const struct selector *s)
 {
-    return forward_rope(s->forward);
+    return projection_rope(s->projection);
 }
 
-const char *selection_backend(const struct selection *s)
+const char *selector_backend(const struct selector *s)
 {
     return compute_name(s->compute);
 }
 
-struct hash128 selection_fingerprint(const struct selection *s)
+struct hash128 selector_fingerprint(const struct selector *s)
 {
-    const struct model_rope *used = selection_rope(s), *trained = &s->head->rope;
+    const struct model_rope *used = selector_rope(s), *trained = &s->head->rope;
     struct hash128 hash = head_fingerprint(s->options.head);
     if (s->options.pool != s->head->pool || used->scaling != trained->scaling ||
         used->factor != trained->factor) {
@@ -167,7 +166,7 @@ struct hash128 selection_fingerprint(const struct selection *s)
 }
 
 /* Linear: there are at most LIMIT_SEQUENCES. */
-static struct sequence *find(const struct selection *s, uint64_t id)
+static struct sequence *find(const struct selector *s, uint64_t id)
 {
     for (uint32_t i = 0; id && i < s->options.sequences; i++)
         if (s->sequences[i].id == id)
@@ -182,7 +181,7 @@ static uint32_t picks_of(const struct msg_open *o)
     return o->budget > kept ? (uint32_t)(o->budget - kept) : 0;
 }
 
-static int check_open(const struct selection *s, const struct msg_open *o, struct err *err)
+static int check_open(const struct selector *s, const struct msg_open *o, struct err *err)
 {
     if (o->sequence == 0)
         return err_set(err, -EINVAL, "sequence: found 0, expected an id");
@@ -212,7 +211,7 @@ static int check_open(const struct selection *s, const struct msg_open *o, struc
     return 0;
 }
 
-int selection_open(struct selection *s, const struct msg_open *open, struct err *err)
+int selector_open(struct selector *s, const struct msg_open *open, struct err *err)
 {
     int rc = check_open(s, open, err);
     if (rc < 0)
@@ -234,7 +233,7 @@ int selection_open(struct selection *s, const struct msg_open *open, struct err 
     return 0;
 }
 
-int selection_close(struct selection *s, uint64_t sequence)
+int selector_close(struct selector *s, uint64_t sequence)
 {
     struct sequence *q = find(s, sequence);
     if (!q)
@@ -243,33 +242,33 @@ int selection_close(struct selection *s, uint64_t sequence)
     return 0;
 }
 
-void selection_forget_sent(struct selection *s)
+void selector_forget_sent(struct selector *s)
 {
     for (uint32_t i = 0; i < s->options.sequences; i++)
         s->sequences[i].whole = true;
 }
 
-void selection_forget_sent_of(struct selection *s, uint64_t sequence)
+void selector_forget_sent_of(struct selector *s, uint64_t sequence)
 {
     struct sequence *q = find(s, sequence);
     if (q)
         q->whole = true;
 }
 
-static void refuse(struct selection *s, struct selection_result *r, uint64_t sequence, const struct err *err)
+static void refuse(struct selector *s, struct selector_result *r, uint64_t sequence, const struct err *err)
 {
     if (r->refusal_count == r->refusal_room) {
         r->refusal_room = LIMIT_SEQUENCES;
         r->refusals = mem_resize(r->refusals, r->refusal_room, sizeof *r->refusals);
     }
-    struct selection_refusal *to = &r->refusals[r->refusal_count++];
+    struct selector_refusal *to = &r->refusals[r->refusal_count++];
     to->sequence = sequence;
     to->code = err->code;
     snprintf(to->text, sizeof to->text, "%s", err->text);
     s->stats.refused++;
 }
 
-static int check_entry(const struct selection *s, const struct msg_step_entry *e, const uint32_t *tokens,
+static int check_entry(const struct selector *s, const struct msg_step_entry *e, const uint32_t *tokens,
                        struct err *err)
 {
     const struct sequence *q = find(s, e->sequence);
@@ -299,7 +298,7 @@ static int check_entry(const struct selection *s, const struct msg_step_entry *e
 }
 
 /* Entries that fit become parts; those that want a selection also work. Returns the number of parts. */
-static uint32_t plan(struct selection *s, const struct msg_step *msg, struct selection_result *result)
+static uint32_t plan(struct selector *s, const struct msg_step *msg, struct selector_result *result)
 {
     const uint32_t *tokens = msg->tokens.at;
     uint32_t parts = 0;
@@ -316,7 +315,7 @@ static uint32_t plan(struct selection *s, const struct msg_step *msg, struct sel
             bool query = e->flags & STEP_ENTRY_SELECT;
             q->call = s->call;
             s->stats.key_bytes -= keys_bytes(&q->keys);
-            s->parts[parts++] = (struct forward_part){&q->keys, tokens, e->count, query};
+            s->parts[parts++] = (struct projection_part){&q->keys, tokens, e->count, query};
             if (query)
                 s->work[s->work_count++] = (struct work){q, e, q->has_set && !q->whole};
         }
@@ -326,17 +325,17 @@ static uint32_t plan(struct selection *s, const struct msg_step *msg, struct sel
 }
 
 /* Room in the lists is made here, so that threads never allocate. */
-static void prepare_lists(const struct selection *s, struct sequence *q, uint32_t picks)
+static void prepare_lists(const struct selector *s, struct sequence *q, uint32_t picks)
 {
     for (uint32_t l = 0; l < s->lists; l++) {
-        list_reserve(&q->next[l], picks);
-        list_reserve(&q->added[l], picks);
-        list_reserve(&q->removed[l], q->sent[l].count);
+        positions_reserve(&q->next[l], picks);
+        positions_reserve(&q->added[l], picks);
+        positions_reserve(&q->removed[l], q->sent[l].count);
     }
 }
 
 /* Items of one sequence, one for each group. */
-static void prepare_items(struct selection *s, uint32_t number)
+static void prepare_items(struct selector *s, uint32_t number)
 {
     const struct work *w = &s->work[number];
     struct sequence *q = w->sequence;
@@ -351,7 +350,7 @@ static void prepare_items(struct selection *s, uint32_t number)
     for (uint32_t g = 0; g < s->head->groups; g++)
         s->items[number * s->head->groups + g] =
             (struct rank_item){.keys = keys_view(&q->keys, g, end),
-                               .q = forward_query(s->forward, g, number),
+                               .q = projection_query(s->projection, g, number),
                                .sinks = sinks,
                                .limit = limit,
                                .k = k,
@@ -363,7 +362,7 @@ static void prepare_items(struct selection *s, uint32_t number)
 }
 
 /* Mean over groups and heads; NaN when any is. */
-static double mean_mass(const struct selection *s, uint32_t number)
+static double mean_mass(const struct selector *s, uint32_t number)
 {
     double sum = 0;
     for (uint32_t l = 0; l < s->lists; l++)
@@ -371,7 +370,7 @@ static double mean_mass(const struct selection *s, uint32_t number)
     return sum / s->lists;
 }
 
-static void reserve_result(struct selection_result *r, uint32_t entries, size_t counts, size_t positions)
+static void reserve_result(struct selector_result *r, uint32_t entries, size_t counts, size_t positions)
 {
     if (entries > r->entry_room) {
         r->entry_room = LIMIT_SEQUENCES;
@@ -389,9 +388,8 @@ static void reserve_result(struct selection_result *r, uint32_t entries, size_t 
 }
 
 /* Appends one entry: `added` of each list and, if not NULL, `removed`. */
-static void put_entry(const struct selection *s, struct selection_result *r,
-                      const struct msg_topk_entry *entry, const struct list *added,
-                      const struct list *removed)
+static void put_entry(const struct selector *s, struct selector_result *r, const struct msg_topk_entry *entry,
+                      const struct positions *added, const struct positions *removed)
 {
     size_t at = r->entry_count ? r->first[r->entry_count] : 0, count = 0;
     for (uint32_t l = 0; l < s->lists; l++)
@@ -400,7 +398,7 @@ static void put_entry(const struct selection *s, struct selection_result *r,
     uint32_t *counts = r->counts + (size_t)r->entry_count * s->lists * 2;
     r->first[r->entry_count] = at;
     for (uint32_t l = 0; l < s->lists; l++) {
-        const struct list *parts[] = {&added[l], removed ? &removed[l] : NULL};
+        const struct positions *parts[] = {&added[l], removed ? &removed[l] : NULL};
         for (int i = 0; i < 2; i++) {
             uint32_t n = parts[i] ? parts[i]->count : 0;
             if (n)
@@ -413,7 +411,7 @@ static void put_entry(const struct selection *s, struct selection_result *r,
     r->first[r->entry_count] = at;
 }
 
-static void finish(struct selection *s, uint32_t number, struct selection_result *result)
+static void finish(struct selector *s, uint32_t number, struct selector_result *result)
 {
     const struct work *w = &s->work[number];
     struct sequence *q = w->sequence;
@@ -435,7 +433,7 @@ static void finish(struct selection *s, uint32_t number, struct selection_result
                                        .position = position,
                                        .mass = (float)mass};
     put_entry(s, result, &q->entry, w->differs ? q->added : q->next, w->differs ? q->removed : NULL);
-    struct list *sent = q->sent;
+    struct positions *sent = q->sent;
     q->sent = q->next;
     q->next = sent;
     q->entry.base_step = result->step; /* the next difference's base; a repeat is whole */
@@ -444,7 +442,7 @@ static void finish(struct selection *s, uint32_t number, struct selection_result
     s->stats.selections++;
 }
 
-static void begin_result(const struct selection *s, struct selection_result *result, uint32_t step)
+static void begin_result(const struct selector *s, struct selector_result *result, uint32_t step)
 {
     result->step = step;
     result->groups = s->head->groups;
@@ -452,10 +450,10 @@ static void begin_result(const struct selection *s, struct selection_result *res
     result->entry_count = result->refusal_count = 0;
 }
 
-static void count_step(struct selection *s, const struct selection_result *result, int64_t append_ns,
+static void count_step(struct selector *s, const struct selector_result *result, int64_t append_ns,
                        int64_t finish_ns, const struct rank_times *times)
 {
-    struct selection_stats *t = &s->stats;
+    struct selector_stats *t = &s->stats;
     t->steps++;
     t->positions_sent += result->entry_count ? result->first[result->entry_count] : 0;
     t->append_ns += t->last_append_ns = append_ns;
@@ -464,14 +462,14 @@ static void count_step(struct selection *s, const struct selection_result *resul
     t->encode_ns += t->last_encode_ns = times->encode_ns + finish_ns;
 }
 
-void selection_step(struct selection *s, uint32_t step, const struct msg_step *msg,
-                    struct selection_result *result)
+void selector_step(struct selector *s, uint32_t step, const struct msg_step *msg,
+                   struct selector_result *result)
 {
     struct rank_times times = {0};
     int64_t begin = clock_now_ns();
     begin_result(s, result, step);
     uint32_t parts = plan(s, msg, result);
-    forward_run(s->forward, s->parts, parts);
+    projection_run(s->projection, s->parts, parts);
     for (uint32_t i = 0; i < parts; i++) {
         s->stats.key_bytes += keys_bytes(s->parts[i].keys);
         s->stats.tokens += s->parts[i].count;
@@ -489,7 +487,7 @@ void selection_step(struct selection *s, uint32_t step, const struct msg_step *m
     count_step(s, result, appended - begin, clock_now_ns() - ranked, &times);
 }
 
-int selection_repeat(struct selection *s, uint64_t sequence, uint32_t step, struct selection_result *result)
+int selector_repeat(struct selector *s, uint64_t sequence, uint32_t step, struct selector_result *result)
 {
     struct sequence *q = find(s, sequence);
     begin_result(s, result, step);
@@ -505,8 +503,8 @@ int selection_repeat(struct selection *s, uint64_t sequence, uint32_t step, stru
     return 0;
 }
 
-uint32_t selection_result_part(const struct selection_result *r, uint32_t first, size_t bytes,
-                               struct msg_topk *topk)
+uint32_t selector_result_part(const struct selector_result *r, uint32_t first, size_t bytes,
+                              struct msg_topk *topk)
 {
     size_t lists = (size_t)r->groups * r->heads;
     uint32_t end = first + 1;
@@ -523,7 +521,7 @@ uint32_t selection_result_part(const struct selection_result *r, uint32_t first,
     return end;
 }
 
-void selection_result_free(struct selection_result *result)
+void selector_result_free(struct selector_result *result)
 {
     mem_free(&result->entries);
     mem_free(&result->counts);
@@ -533,7 +531,7 @@ void selection_result_free(struct selection_result *result)
     memset(result, 0, sizeof *result);
 }
 
-void selection_stats(const struct selection *s, struct selection_stats *ret_stats)
+void selector_stats(const struct selector *s, struct selector_stats *ret_stats)
 {
     *ret_stats = s->stats;
 }

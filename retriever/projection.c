@@ -1,7 +1,7 @@
-/* The retrieval head's projections; see forward.h. Owner: the thread that owns the compute object. All
+/* The retrieval head's projections; see projection.h. Owner: the thread that owns the compute object. All
  * buffers are made once, for a tile of tokens and the most queries: memory does not depend on the context.
  * */
-#include "retriever/forward.h"
+#include "retriever/projection.h"
 
 #include <errno.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 #include "base/alloc.h"
 #include "base/check.h"
 
-struct forward {
+struct projection {
     const struct head *head;
     const struct head_config *config;
     struct compute *compute;
@@ -18,7 +18,7 @@ struct forward {
     struct rope rope;
     float inv_freq[MODEL_HEAD_DIM_MAX / 2];
     uint32_t queries_max, query_count;
-    uint32_t ids[FORWARD_TILE_TOKENS], positions[FORWARD_TILE_TOKENS];
+    uint32_t ids[PROJECTION_TILE_TOKENS], positions[PROJECTION_TILE_TOKENS];
     float *x, *normed, *k;         /* [tile][hidden], same, [tile][kv_heads][head_dim] */
     float *query_x, *query_normed; /* [queries_max][hidden] */
     uint32_t *query_positions;
@@ -30,18 +30,19 @@ static struct matrix matrix_of(const struct model_tensor *t)
     return (struct matrix){t->type, t->rows, t->cols, t->data};
 }
 
-int forward_create(const struct model *model, const struct head *head, uint32_t context, uint32_t queries_max,
-                   struct compute *compute, struct forward **ret_forward, struct err *err)
+int projection_create(const struct model *model, const struct head *head, uint32_t context,
+                      uint32_t queries_max, struct compute *compute, struct projection **ret_projection,
+                      struct err *err)
 {
     const struct head_config *c = head_config(head);
-    struct forward *f = mem_alloc(1, sizeof *f);
+    struct projection *f = mem_alloc(1, sizeof *f);
     float scale = 1;
     int rc = head_rope(head, context, &f->model_rope, err);
     if (rc == 0 && model_rope_frequencies(&f->model_rope, f->inv_freq, &scale) < 0)
         rc = err_set(err, -EINVAL, "%s: rope: found values that give no frequencies at %u positions",
                      head_path(head), context);
     if (rc < 0) {
-        forward_free(&f);
+        projection_free(&f);
         return rc;
     }
     f->head = head;
@@ -51,20 +52,20 @@ int forward_create(const struct model *model, const struct head *head, uint32_t 
     f->rope = (struct rope){f->model_rope.halves ? ROPE_PAIRS_HALVES : ROPE_PAIRS_ADJACENT,
                             (int)f->model_rope.dims, f->inv_freq, scale};
     f->queries_max = queries_max;
-    f->x = mem_alloc_aligned((size_t)FORWARD_TILE_TOKENS * c->hidden, sizeof *f->x);
-    f->normed = mem_alloc_aligned((size_t)FORWARD_TILE_TOKENS * c->hidden, sizeof *f->normed);
-    f->k = mem_alloc_aligned((size_t)FORWARD_TILE_TOKENS * c->kv_heads * c->head_dim, sizeof *f->k);
+    f->x = mem_alloc_aligned((size_t)PROJECTION_TILE_TOKENS * c->hidden, sizeof *f->x);
+    f->normed = mem_alloc_aligned((size_t)PROJECTION_TILE_TOKENS * c->hidden, sizeof *f->normed);
+    f->k = mem_alloc_aligned((size_t)PROJECTION_TILE_TOKENS * c->kv_heads * c->head_dim, sizeof *f->k);
     f->query_x = mem_alloc_aligned((size_t)queries_max * c->hidden, sizeof *f->query_x);
     f->query_normed = mem_alloc_aligned((size_t)queries_max * c->hidden, sizeof *f->query_normed);
     f->query_positions = mem_alloc(queries_max, sizeof *f->query_positions);
     f->q = mem_alloc_aligned((size_t)c->groups * queries_max * c->q_heads * c->head_dim, sizeof *f->q);
-    *ret_forward = f;
+    *ret_projection = f;
     return 0;
 }
 
-void forward_free(struct forward **forward)
+void projection_free(struct projection **projection)
 {
-    struct forward *f = *forward;
+    struct projection *f = *projection;
     if (!f)
         return;
     mem_free(&f->x);
@@ -74,15 +75,15 @@ void forward_free(struct forward **forward)
     mem_free(&f->query_normed);
     mem_free(&f->query_positions);
     mem_free(&f->q);
-    mem_free(forward);
+    mem_free(projection);
 }
 
-const struct model_rope *forward_rope(const struct forward *f)
+const struct model_rope *projection_rope(const struct projection *f)
 {
     return &f->model_rope;
 }
 
-const float *forward_query(const struct forward *f, uint32_t group, uint32_t number)
+const float *projection_query(const struct projection *f, uint32_t group, uint32_t number)
 {
     CHECK(group < f->config->groups && number < f->query_count);
     return f->q + ((size_t)group * f->queries_max + number) * f->config->q_heads * f->config->head_dim;
@@ -96,17 +97,18 @@ struct stretch {
 
 /* Where the next tile begins. */
 struct cursor {
-    const struct forward_part *parts;
+    const struct projection_part *parts;
     uint32_t part_count, part, done; /* tokens of parts[part] that are done */
 };
 
 /* Takes the next tokens, keeps the embeddings that queries will need; returns the tile's number of tokens. */
-static uint32_t fill_tile(struct forward *f, struct cursor *c, struct stretch *stretches, uint32_t *ret_count)
+static uint32_t fill_tile(struct projection *f, struct cursor *c, struct stretch *stretches,
+                          uint32_t *ret_count)
 {
     uint32_t n = 0, count = 0;
-    while (c->part < c->part_count && n < FORWARD_TILE_TOKENS) {
-        const struct forward_part *part = &c->parts[c->part];
-        uint32_t take = part->count - c->done, room = FORWARD_TILE_TOKENS - n;
+    while (c->part < c->part_count && n < PROJECTION_TILE_TOKENS) {
+        const struct projection_part *part = &c->parts[c->part];
+        uint32_t take = part->count - c->done, room = PROJECTION_TILE_TOKENS - n;
         take = take < room ? take : room;
         stretches[count++] = (struct stretch){part->keys, n, part->keys->count + c->done, take};
         for (uint32_t i = 0; i < take; i++) {
@@ -125,7 +127,7 @@ static uint32_t fill_tile(struct forward *f, struct cursor *c, struct stretch *s
     return n;
 }
 
-static void append_tile(struct forward *f, const struct stretch *stretches, uint32_t count, uint32_t n)
+static void append_tile(struct projection *f, const struct stretch *stretches, uint32_t count, uint32_t n)
 {
     const struct head_config *c = f->config;
     for (uint32_t g = 0; g < c->groups; g++) {
@@ -143,7 +145,7 @@ static void append_tile(struct forward *f, const struct stretch *stretches, uint
     }
 }
 
-static void make_queries(struct forward *f)
+static void make_queries(struct projection *f)
 {
     const struct head_config *c = f->config;
     int n = (int)f->query_count;
@@ -161,11 +163,11 @@ static void make_queries(struct forward *f)
 }
 
 /* Embeddings of the last tokens of the parts that end in this tile. */
-static void keep_queries(struct forward *f, const struct cursor *before, const struct cursor *after)
+static void keep_queries(struct projection *f, const struct cursor *before, const struct cursor *after)
 {
     uint32_t at = 0;
     for (uint32_t p = before->part; p < after->part; p++) {
-        const struct forward_part *part = &before->parts[p];
+        const struct projection_part *part = &before->parts[p];
         at += part->count - (p == before->part ? before->done : 0);
         if (!part->query)
             continue;
@@ -176,10 +178,10 @@ static void keep_queries(struct forward *f, const struct cursor *before, const s
     }
 }
 
-void forward_run(struct forward *f, const struct forward_part *parts, uint32_t part_count)
+void projection_run(struct projection *f, const struct projection_part *parts, uint32_t part_count)
 {
     struct cursor c = {.parts = parts, .part_count = part_count};
-    struct stretch stretches[FORWARD_TILE_TOKENS];
+    struct stretch stretches[PROJECTION_TILE_TOKENS];
     f->query_count = 0;
     for (uint32_t p = 0; p < part_count; p++) {
         CHECK(parts[p].count > 0);

@@ -1,10 +1,10 @@
-/* Sockets and peers of the retriever; see serve.h. Owner: the loop thread, which blocks in epoll only.
+/* Sockets and peers of the retriever; see endpoint.h. Owner: the loop thread, which blocks in epoll only.
  *
  * It passes the decoder's messages to the worker and the worker's answers to the store. One decoder at a
  * time: a new one, or the same one greeting anew, voids all that was opened before. Answers that the store
  * cannot take yet wait here, in order; when the store is lost they are void, and sets are sent whole to the
  * next one. */
-#include "retriever/serve.h"
+#include "retriever/endpoint.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -24,10 +24,10 @@ enum {
     PART_BYTES = 16 << 20, /* of one TOPK, beyond which entries go into a further one */
 };
 
-struct serve {
+struct endpoint {
     struct loop *loop;
     struct worker *worker;
-    const struct serve_identity *identity;
+    const struct endpoint_identity *identity;
     struct bus *bus;
     struct bus_server *server;
     struct bus_client *store;
@@ -43,7 +43,7 @@ struct serve {
 
 static void send_pending(void *arg);
 
-static void send_error(struct serve *s, uint64_t id, int code, const char *text)
+static void send_error(struct endpoint *s, uint64_t id, int code, const char *text)
 {
     struct msg msg = {.kind = MSG_ERROR, .id = id, .error = {.code = code}};
     snprintf(msg.error.text, sizeof msg.error.text, "%s", text);
@@ -56,7 +56,7 @@ static void send_error(struct serve *s, uint64_t id, int code, const char *text)
 
 /* Of a message that the worker has no room for. An ERROR about a step has the id of the sequence, since a
  * step is of many and each is refused by itself. */
-static void refuse_task(struct serve *s, const struct msg *msg)
+static void refuse_task(struct endpoint *s, const struct msg *msg)
 {
     static const char text[] = "the retriever has too much to do";
     s->refused_tasks++;
@@ -67,7 +67,7 @@ static void refuse_task(struct serve *s, const struct msg *msg)
 }
 
 /* Takes msg's memory. */
-static void put_task(struct serve *s, enum worker_kind kind, struct msg *msg)
+static void put_task(struct endpoint *s, enum worker_kind kind, struct msg *msg)
 {
     struct worker_task *task = mem_alloc(1, sizeof *task);
     task->kind = kind;
@@ -84,7 +84,7 @@ static void put_task(struct serve *s, enum worker_kind kind, struct msg *msg)
 
 /* ---- the decoder ---- */
 
-static void drop_decoder(struct serve *s)
+static void drop_decoder(struct endpoint *s)
 {
     s->decoder = NULL;
     s->decoder_number++;
@@ -131,7 +131,7 @@ static int check_peer(const struct msg_hello *own, const struct msg_hello *peer,
 
 static int on_hello(void *arg, struct bus_peer *peer, const struct msg_hello *hello, struct err *err)
 {
-    struct serve *s = arg;
+    struct endpoint *s = arg;
     if (hello->role != ROLE_DECODER)
         return 0;
     int rc = check_peer(&s->identity->hello, hello, err);
@@ -147,7 +147,7 @@ static int on_hello(void *arg, struct bus_peer *peer, const struct msg_hello *he
 
 static void on_gone(void *arg, struct bus_peer *peer)
 {
-    struct serve *s = arg;
+    struct endpoint *s = arg;
     if (peer != s->decoder)
         return;
     log_warn("decoder gone: pid=%" PRIu32 ", its sequences are dropped", peer->pid);
@@ -156,7 +156,7 @@ static void on_gone(void *arg, struct bus_peer *peer)
 
 static void on_message(void *arg, struct bus_peer *peer, struct msg *msg)
 {
-    struct serve *s = arg;
+    struct endpoint *s = arg;
     if (msg->kind == MSG_DRAIN) {
         log_info("asked to drain");
         loop_stop(s->loop, 0);
@@ -170,9 +170,9 @@ static void on_message(void *arg, struct bus_peer *peer, struct msg *msg)
     }
 }
 
-static void send_refusals(struct serve *s, const struct worker_answer *answer)
+static void send_refusals(struct endpoint *s, const struct worker_answer *answer)
 {
-    const struct selection_result *r = &answer->result;
+    const struct selector_result *r = &answer->result;
     if (answer->decoder != s->decoder_number)
         return;
     if (answer->err.code)
@@ -183,7 +183,7 @@ static void send_refusals(struct serve *s, const struct worker_answer *answer)
 
 /* ---- the store ---- */
 
-static void pop_pending(struct serve *s)
+static void pop_pending(struct endpoint *s)
 {
     worker_done(s->worker, &s->pending[s->pending_first]);
     s->pending_first = (s->pending_first + 1) % PENDING;
@@ -191,13 +191,13 @@ static void pop_pending(struct serve *s)
     s->part = 0;
 }
 
-static void drop_pending(struct serve *s)
+static void drop_pending(struct endpoint *s)
 {
     for (; s->pending_count; s->dropped_topk++)
         pop_pending(s);
 }
 
-static void set_retry(struct serve *s, bool wanted)
+static void set_retry(struct endpoint *s, bool wanted)
 {
     if (wanted && s->retry < 0)
         s->retry = loop_add_timer(s->loop, 2 * CLOCK_MS, send_pending, s);
@@ -210,12 +210,12 @@ static void set_retry(struct serve *s, bool wanted)
 /* Sends what waits, in order, until the store's queue is full. */
 static void send_pending(void *arg)
 {
-    struct serve *s = arg;
+    struct endpoint *s = arg;
     int rc = 0;
     while (s->pending_count && (rc != -EAGAIN && rc != -ENOTCONN)) {
-        const struct selection_result *r = &s->pending[s->pending_first]->result;
+        const struct selector_result *r = &s->pending[s->pending_first]->result;
         struct msg msg = {.kind = MSG_TOPK, .id = r->step};
-        uint32_t next = selection_result_part(r, s->part, PART_BYTES, &msg.topk);
+        uint32_t next = selector_result_part(r, s->part, PART_BYTES, &msg.topk);
         rc = bus_send(s->store, &msg);
         if (rc == 0) {
             s->part = next;
@@ -232,7 +232,7 @@ static void send_pending(void *arg)
 }
 
 /* The answer stays here until it is sent. */
-static void take_answer(struct serve *s, struct worker_answer *answer)
+static void take_answer(struct endpoint *s, struct worker_answer *answer)
 {
     send_refusals(s, answer);
     if (answer->decoder != s->decoder_number || answer->result.entry_count == 0) {
@@ -251,7 +251,7 @@ static void take_answer(struct serve *s, struct worker_answer *answer)
 
 static void on_answers(void *arg, uint32_t events)
 {
-    struct serve *s = arg;
+    struct endpoint *s = arg;
     struct worker_answer *answer;
     (void)events;
     while ((answer = worker_take(s->worker)))
@@ -261,14 +261,14 @@ static void on_answers(void *arg, uint32_t events)
 
 static void on_welcome(void *arg, const struct msg_hello *hello, uint64_t epoch)
 {
-    struct serve *s = arg;
+    struct endpoint *s = arg;
     log_info("kvstore attached: pid=%" PRIu32 " epoch=%016" PRIx64, hello->pid, epoch);
     send_pending(s);
 }
 
 static void on_lost(void *arg, const char *why)
 {
-    struct serve *s = arg;
+    struct endpoint *s = arg;
     log_warn("kvstore lost: %s; selections wait for the next one", why);
     drop_pending(s);
     set_retry(s, false);
@@ -277,7 +277,7 @@ static void on_lost(void *arg, const char *why)
 
 static void on_store_message(void *arg, struct msg *msg)
 {
-    struct serve *s = arg;
+    struct endpoint *s = arg;
     if (msg->kind == MSG_RESELECT) {
         put_task(s, WORKER_MESSAGE, msg);
     } else if (msg->kind == MSG_ERROR && bus_client_state(s->store) != BUS_READY) {
@@ -306,9 +306,9 @@ static json_t *bus_json(const struct bus_counters *c)
 static char *on_status(void *arg)
 {
     static const char *const states[] = {"new", "greeting", "ready", "lost"};
-    struct serve *s = arg;
-    const struct serve_identity *id = s->identity;
-    struct selection_stats t;
+    struct endpoint *s = arg;
+    const struct endpoint_identity *id = s->identity;
+    struct selector_stats t;
     worker_stats(s->worker, &t);
     json_t *own =
         json_pack("{s:s,s:s,s:I,s:s,s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:s,s:i}", "part", "retriever", "version",
@@ -342,14 +342,14 @@ static char *on_status(void *arg)
 
 /* ---- life ---- */
 
-int serve_create(struct loop *loop, struct worker *worker, const struct serve_identity *identity,
-                 const char *runtime, struct serve **ret_serve, struct err *err)
+int endpoint_create(struct loop *loop, struct worker *worker, const struct endpoint_identity *identity,
+                    const char *runtime, struct endpoint **ret_endpoint, struct err *err)
 {
     const struct bus_server_ops server_ops = {on_hello, on_message, on_status, on_gone};
     const struct bus_client_ops store_ops = {on_welcome, on_store_message, on_lost};
     char own_path[RUNTIME_PATH_MAX], store_path[RUNTIME_PATH_MAX];
-    struct serve *s = mem_alloc(1, sizeof *s);
-    *s = (struct serve){.loop = loop, .worker = worker, .identity = identity, .fd = -1, .retry = -1};
+    struct endpoint *s = mem_alloc(1, sizeof *s);
+    *s = (struct endpoint){.loop = loop, .worker = worker, .identity = identity, .fd = -1, .retry = -1};
     s->bus = bus_create(loop, &identity->hello);
     int rc = runtime_path(runtime, "retriever.sock", own_path, err);
     if (rc == 0)
@@ -361,17 +361,17 @@ int serve_create(struct loop *loop, struct worker *worker, const struct serve_id
     if (rc == 0 && (rc = loop_add_fd(loop, worker_fd(worker), EPOLLIN, on_answers, s)) < 0)
         err_set(err, rc, "worker: epoll: %s", strerror(-rc));
     if (rc < 0) {
-        serve_free(&s);
+        endpoint_free(&s);
         return rc;
     }
     s->fd = worker_fd(worker);
-    *ret_serve = s;
+    *ret_endpoint = s;
     return 0;
 }
 
-void serve_free(struct serve **serve)
+void endpoint_free(struct endpoint **endpoint)
 {
-    struct serve *s = *serve;
+    struct endpoint *s = *endpoint;
     if (!s)
         return;
     if (s->fd >= 0)
@@ -379,5 +379,5 @@ void serve_free(struct serve **serve)
     set_retry(s, false);
     drop_pending(s);
     bus_free(&s->bus); /* closes its servers and clients */
-    mem_free(serve);
+    mem_free(endpoint);
 }

@@ -1,12 +1,12 @@
-/* See list.h. No state; a list belongs to whoever holds it. */
-#include "retriever/list.h"
+/* See positions.h. No state; a list belongs to whoever holds it. */
+#include "retriever/positions.h"
 
 #include <string.h>
 
 #include "base/alloc.h"
 #include "base/check.h"
 
-void list_reserve(struct list *list, uint32_t room)
+void positions_reserve(struct positions *list, uint32_t room)
 {
     if (room <= list->room)
         return;
@@ -15,14 +15,14 @@ void list_reserve(struct list *list, uint32_t room)
     list->at = mem_resize(list->at, list->room, sizeof *list->at);
 }
 
-void list_free(struct list *list)
+void positions_free(struct positions *list)
 {
     mem_free(&list->at);
     memset(list, 0, sizeof *list);
 }
 
-void list_difference(struct list *added, struct list *removed, const struct list *now,
-                     const struct list *before)
+void positions_difference(struct positions *added, struct positions *removed, const struct positions *now,
+                          const struct positions *before)
 {
     CHECK(added->room >= now->count && removed->room >= before->count);
     const uint32_t *a = now->at, *b = before->at, *a_end = a + now->count, *b_end = b + before->count;
