@@ -289,6 +289,15 @@ static void test_vocabulary(void **state)
     make(&gen, &grouped);
     ggufgen_string(&gen, "tokenizer.ggml.model", "llama");
     refuse(&gen, -EBADMSG, "tokenizer.ggml.tokens: found no such key");
+    char *huge = mem_alloc(9000, 1);
+    memset(huge, 'x', 8999);
+    tokens[3] = huge;
+    make(&gen, &grouped);
+    ggufgen_string(&gen, "tokenizer.ggml.model", "llama");
+    ggufgen_strings(&gen, "tokenizer.ggml.tokens", tokens, 40);
+    refuse(&gen, -EBADMSG, "entry 3: found 8999 bytes");
+    tokens[3] = "x";
+    mem_free(&huge);
     make(&gen, &grouped);
     types[7] = 9;
     ggufgen_string(&gen, "tokenizer.ggml.model", "llama");
