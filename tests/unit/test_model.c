@@ -261,6 +261,19 @@ static void test_vocabulary(void **state)
     make(&gen, &grouped);
     ggufgen_u32(&gen, "llama.vocab_size", 41);
     refuse(&gen, -EBADMSG, "vocab_size: found 41, expected 40");
+}
+
+static void test_vocabulary_fields(void **state)
+{
+    (void)state;
+    struct ggufgen gen;
+    const char *tokens[41];
+    float scores[41] = {0};
+    int32_t types[41];
+    for (int i = 0; i < 41; i++) {
+        tokens[i] = "x";
+        types[i] = 1;
+    }
     const struct {
         const char *key;
         uint32_t id;
@@ -492,6 +505,7 @@ int main(void)
         cmocka_unit_test(test_keys),
         cmocka_unit_test(test_tensors),
         cmocka_unit_test(test_vocabulary),
+        cmocka_unit_test(test_vocabulary_fields),
         cmocka_unit_test(test_rope_keys),
         cmocka_unit_test(test_rope_frequencies),
         cmocka_unit_test(test_fingerprint),
