@@ -10,6 +10,8 @@
 #include "base/alloc.h"
 #include "base/check.h"
 
+#define ELASTIC_NOWHERE UINT32_MAX /* position of a slot that was never used */
+
 static uint32_t list_max(const struct elastic_params *p)
 {
     uint32_t always = p->sinks + p->window + 1;
@@ -39,6 +41,7 @@ void elastic_init(struct elastic *e, const struct elastic_params *p)
     e->ratio = e->layout.selection_heads / e->layout.row_heads;
     e->lists = mem_alloc((size_t)e->layout.groups * e->layout.selection_heads, sizeof *e->lists);
     e->heads = mem_alloc((size_t)e->layout.groups * e->layout.row_heads, sizeof *e->heads);
+    e->scratch = mem_alloc(SELECTION_SCRATCH(e->list_max), sizeof *e->scratch);
     for (uint32_t i = 0; i < e->layout.groups * e->layout.selection_heads; i++)
         selection_init(&e->lists[i], e->list_max);
 }
@@ -58,6 +61,7 @@ void elastic_free(struct elastic *e)
         head_free(&e->heads[i]);
     mem_free(&e->lists);
     mem_free(&e->heads);
+    mem_free(&e->scratch);
     mem_free(&e->loads.at);
     mem_free(&e->fills.at);
 }
@@ -152,7 +156,8 @@ static bool group_lists_valid(struct elastic *e, uint32_t group, const struct el
                                           .removed = *positions + (*counts)[0],
                                           .removed_count = (*counts)[1],
                                           .low = e->sinks,
-                                          .high = set->limit};
+                                          .high = set->limit,
+                                          .scratch = e->scratch};
         struct selection *list = elastic_list(e, group, s);
         if (!(whole ? selection_full(list, &change) : selection_diff(list, &change)))
             return false;
@@ -184,17 +189,72 @@ int elastic_receive(struct elastic *e, const struct elastic_set *set)
     return 0;
 }
 
-/* Slots for the new positions of one list: those that are there already, then others while `most` lasts. The
- * positions that are left stay in added_at. Returns how many slots were obtained. */
-static uint32_t stage_list(struct elastic *e, struct elastic_head *h, struct selection *list,
-                           struct elastic_load *loads, uint32_t most)
+/* Asks for the map entries that the following list will look up. */
+static void prefetch_next(const struct elastic *e, uint32_t group, uint32_t selection_head)
 {
-    const uint32_t slots = e->slots;
-    const uint32_t *position = list->next.position;
-    uint16_t *slot = list->next.slot;
-    uint32_t *at = list->added_at, n = list->added, missing = 0, obtained = 0;
+    if (selection_head >= e->layout.selection_heads)
+        return;
+    const struct selection *list = elastic_list(e, group, selection_head);
+    const uint16_t *slot_of = elastic_head(e, group, selection_head / e->ratio)->slot_of;
+    for (uint32_t k = 0; k < list->added; k++)
+        __builtin_prefetch(&slot_of[list->next.position[list->added_at[k]]], 1);
+}
+
+/* Slots of the rows deselected longest ago, and fresh ones first, into loads[0, n).slot. */
+static void victims_take(struct elastic_head *h, uint32_t slots, struct elastic_load *restrict loads, uint32_t n)
+{
+    uint16_t *restrict newer = h->newer;
+    uint32_t k = 0;
+    for (; k < n && h->used < slots; k++) {
+        loads[k].slot = (uint16_t)h->used;
+        h->position_of[h->used++] = ELASTIC_NOWHERE;
+    }
+    uint32_t s = newer[slots], from_ring = n - k;
+    CHECK(from_ring <= h->unselected);
+    for (; k < n; k++) {
+        loads[k].slot = (uint16_t)s;
+        s = newer[s];
+    }
+    newer[slots] = (uint16_t)s;
+    h->older[s] = (uint16_t)slots;
+    h->unselected -= from_ring;
+}
+
+/* Gives the slots in loads[0, n) to positions [at[0, n)] of `list`. The map is far larger than the caches, and what
+ * the victims' entries cost is their misses: all are asked for before the first is written. */
+static void victims_replace(struct elastic_head *h, struct selection_list *list, const uint32_t *restrict at,
+                            struct elastic_load *restrict loads, uint32_t n)
+{
+    uint16_t *restrict slot_of = h->slot_of, *restrict refs = h->refs, *restrict slot = list->slot;
+    uint32_t *restrict position_of = h->position_of;
+    const int32_t *restrict position = list->position;
+    for (uint32_t k = 0; k < n; k++)
+        __builtin_prefetch(&slot_of[position_of[loads[k].slot]], 1);
+    for (uint32_t k = 0; k < n; k++) {
+        uint32_t s = loads[k].slot, before = position_of[s], p = (uint32_t)position[at[k]];
+        if (before != ELASTIC_NOWHERE)
+            slot_of[before] = SELECTION_NO_SLOT;
+        position_of[s] = p;
+        slot_of[p] = (uint16_t)s;
+        refs[s] = 1;
+        slot[at[k]] = (uint16_t)s;
+        loads[k].position = p;
+    }
+    h->selected += n;
+}
+
+/* Slots for the new positions of one list: those that are there already, then others as long as `keep` stay
+ * obtainable. The positions that are left stay in added_at. Returns how many slots were obtained. */
+static uint32_t stage_list(struct elastic *e, struct elastic_head *h, struct selection *list,
+                           struct elastic_load *loads, uint32_t keep)
+{
+    const int32_t *restrict position = list->next.position;
+    const uint16_t *restrict slot_of = h->slot_of;
+    uint16_t *restrict slot = list->next.slot;
+    uint32_t *restrict at = list->added_at;
+    uint32_t n = list->added, missing = 0;
     for (uint32_t k = 0; k < n; k++) /* independent loads: the processor overlaps their misses */
-        slot[at[k]] = h->slot_of[position[at[k]]];
+        slot[at[k]] = slot_of[position[at[k]]];
     for (uint32_t k = 0; k < n; k++) {
         uint32_t i = at[k], s = slot[i];
         at[missing] = i;
@@ -202,21 +262,14 @@ static uint32_t stage_list(struct elastic *e, struct elastic_head *h, struct sel
         if (s != SELECTION_NO_SLOT)
             slot_name(h, s, h->refs[s] == 0);
     }
-    uint32_t left = 0;
-    for (uint32_t k = 0; k < missing; k++) {
-        uint32_t i = at[k], p = position[i];
-        if (obtained == most) {
-            at[left++] = i;
-            continue;
-        }
-        uint32_t s = slot_obtain(h, slots, p);
-        h->refs[s] = 1;
-        slot[i] = (uint16_t)s;
-        loads[obtained++] = (struct elastic_load){.position = p, .slot = (uint16_t)s};
-    }
-    h->selected += obtained;
-    list->added = left;
-    return obtained;
+    uint32_t can = obtainable(h, e->slots), most = can > keep ? can - keep : 0;
+    uint32_t n_now = missing < most ? missing : most;
+    victims_take(h, e->slots, loads, n_now);
+    victims_replace(h, &list->next, at, loads, n_now);
+    for (uint32_t k = n_now; k < missing; k++)
+        at[k - n_now] = at[k];
+    list->added = missing - n_now;
+    return n_now;
 }
 
 /* `keep`: slots that must stay obtainable for what will be pinned next. */
@@ -227,8 +280,8 @@ static void stage_head(struct elastic *e, uint32_t group, uint32_t head, uint32_
     for (uint32_t r = 0; r < e->ratio; r++) {
         struct selection *list = elastic_list(e, group, head * e->ratio + r);
         struct elastic_load *out = loads_room(loads, list->added);
-        uint32_t can = obtainable(h, e->slots);
-        uint32_t n = stage_list(e, h, list, out, can > keep ? can - keep : 0);
+        prefetch_next(e, group, head * e->ratio + r + 1);
+        uint32_t n = stage_list(e, h, list, out, keep);
         for (uint32_t i = 0; i < n; i++) {
             out[i].group = (uint8_t)group;
             out[i].head = (uint8_t)head;
@@ -380,7 +433,7 @@ static void attach_list(struct elastic *e, struct elastic_head *h, struct select
     struct elastic_load *out = loads_room(&e->fills, list->count);
     uint32_t n = 0;
     for (uint32_t i = 0; i < list->count; i++) {
-        uint32_t p = list->position[i], s = h->slot_of[p];
+        uint32_t p = (uint32_t)list->position[i], s = h->slot_of[p];
         if (s == SELECTION_NO_SLOT) {
             s = slot_obtain(h, e->slots, p);
             out[n] = *where;

@@ -60,6 +60,7 @@ struct elastic {
     bool reload;
     struct selection *lists;      /* [group][selection head] */
     struct elastic_head *heads;   /* [group][row head] */
+    int32_t *scratch;             /* of merges */
     bool attached[LIMIT_GROUPS];  /* the group has slots */
     bool has;                     /* there is a set in use */
     uint32_t step, position, limit; /* of the set in use: made in that step from that position */

@@ -12,15 +12,17 @@
 #define SELECTION_NO_SLOT UINT16_MAX
 
 struct selection_list {
-    uint32_t *position; /* ascending; one more entry behind the last: UINT32_MAX */
-    uint16_t *slot;     /* of each position; SELECTION_NO_SLOT where it has none (yet) */
+    int32_t *position; /* ascending; SELECTION_BEHIND follows the last */
+    uint16_t *slot;    /* of each position; SELECTION_NO_SLOT where it has none (yet) */
     uint32_t count;
 };
+
+#define SELECTION_BEHIND INT32_MAX
 
 struct selection {
     struct selection_list now, next;
     uint32_t max;           /* positions of a list */
-    uint32_t *added_at;     /* where in `next` those stand that `now` lacks */
+    uint32_t *added_at;     /* where in `next` those stand that `now` lacks, ascending */
     uint32_t added;
     uint16_t *removed_slot; /* slots of those that `next` lacks */
     uint32_t removed;
@@ -29,8 +31,11 @@ struct selection {
 struct selection_change {
     const uint32_t *added, *removed; /* ascending */
     uint32_t added_count, removed_count;
-    uint32_t low, high;              /* every added position is in [low, high) */
+    uint32_t low, high;              /* every added position is in [low, high), high <= LIMIT_CONTEXT */
+    int32_t *scratch;                /* SELECTION_SCRATCH(max) entries */
 };
+
+#define SELECTION_SCRATCH(max) (2u * (max) + 2u)
 
 void selection_init(struct selection *selection, uint32_t max);
 void selection_free(struct selection *selection);
