@@ -411,7 +411,7 @@ static uint32_t sinks_below(const struct elastic *e, uint32_t end)
 
 void elastic_pin(struct elastic *e, uint32_t low, uint32_t end, uint32_t committed)
 {
-    CHECK(low >= e->sinks && end <= e->capacity);
+    CHECK(end <= e->capacity);
     if (low > end)
         low = end;
     for (uint32_t p = e->pin_low; p < e->pin_end; p++)
@@ -485,6 +485,17 @@ void elastic_detach(struct elastic *e, uint32_t group)
     /* A staged set forgot which positions were new once they had slots. */
     for (uint32_t s = 0; s < e->layout.selection_heads && e->next != ELASTIC_NONE; s++)
         selection_relate(elastic_list(e, group, s));
+}
+
+void elastic_occupied(const struct elastic *e, uint32_t group, struct elastic_loads *loads)
+{
+    for (uint32_t head = 0; head < e->layout.row_heads; head++) {
+        const struct elastic_head *h = elastic_head(e, group, head);
+        struct elastic_load *out = loads_room(loads, h->used);
+        for (uint32_t s = 0; s < h->used; s++)
+            out[s] = (struct elastic_load){h->position_of[s], (uint16_t)s, (uint8_t)group, (uint8_t)head};
+        loads->count += h->used;
+    }
 }
 
 uint64_t elastic_selected_rows(const struct elastic *e, uint32_t group)

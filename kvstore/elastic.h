@@ -105,6 +105,9 @@ void elastic_pin(struct elastic *elastic, uint32_t low, uint32_t end, uint32_t c
 void elastic_attach(struct elastic *elastic, uint32_t group, uint32_t committed);
 void elastic_detach(struct elastic *elastic, uint32_t group);
 
+/* Appends every slot of a group that holds a row. */
+void elastic_occupied(const struct elastic *elastic, uint32_t group, struct elastic_loads *loads);
+
 /* Distinct rows that the set in use names, of one group, over all row heads. */
 uint64_t elastic_selected_rows(const struct elastic *elastic, uint32_t group);
 

@@ -1,8 +1,7 @@
 /* Merges of sorted position lists; see selection.h. No state of its own; any thread, one at a time per list.
  *
  * The merge runs over every list of every sequence in each step. Between two changes it copies a fixed width and
- * counts how much of that it wanted, so it has no branch that depends on the data but rare ones: with a fifth of a
- * set changed, that is three times as fast as taking the positions one by one. */
+ * counts how much of that it wanted, so it has no branch that depends on the data but rare ones. */
 #include "kvstore/selection.h"
 
 #include <string.h>

@@ -50,7 +50,8 @@ struct sequence {
     struct elastic elastic;        /* with budget 0: never used */
     struct sequence_topk *pending;
     uint32_t debts;                /* loads [0, debts) of elastic.loads lack layers below debt_layers */
-    uint32_t debt_layers;
+    uint32_t debt_layers;          /* 0: none */
+    uint32_t loaded;               /* rows gathered since the last step's tables */
     struct kv_counters counters;
 };
 
