@@ -370,7 +370,7 @@ static int open_sequence(struct planner *p, const struct msg_open *o, struct msg
         return err_set(err, -EEXIST, "open: sequence %llu is open", (unsigned long long)o->sequence);
     if (same)
         drop_orphan(p, same);
-    uint32_t slots, index;
+    uint32_t slots = 0, index = 0;
     r = open_slots(p, o, &slots, err);
     if (r == 0)
         r = free_index(p, &index, err);
