@@ -252,19 +252,24 @@ static uint32_t stage_list(struct elastic *e, struct elastic_head *h, struct sel
     const uint16_t *restrict slot_of = h->slot_of;
     uint16_t *restrict slot = list->next.slot;
     uint32_t *restrict at = list->added_at;
+    const uint32_t slots = e->slots;
     uint32_t n = list->added, missing = 0;
     for (uint32_t k = 0; k < n; k++) /* independent loads: the processor overlaps their misses */
         slot[at[k]] = slot_of[position[at[k]]];
     for (uint32_t k = 0; k < n; k++) {
         uint32_t i = at[k], s = slot[i];
         at[missing] = i;
+        /* A name more on an unselected row, or on a pinned one, is a slot less to obtain, now or when it is
+         * unpinned. What is left out here finds its row again later, if it is still there. */
+        if (keep && s != SELECTION_NO_SLOT && obtainable(h, slots) <= keep && (h->refs[s] & ~ELASTIC_PIN) == 0)
+            slot[i] = (uint16_t)(s = SELECTION_NO_SLOT);
         missing += s == SELECTION_NO_SLOT;
         if (s != SELECTION_NO_SLOT)
             slot_name(h, s, h->refs[s] == 0);
     }
-    uint32_t can = obtainable(h, e->slots), most = can > keep ? can - keep : 0;
+    uint32_t can = obtainable(h, slots), most = can > keep ? can - keep : 0;
     uint32_t n_now = missing < most ? missing : most;
-    victims_take(h, e->slots, loads, n_now);
+    victims_take(h, slots, loads, n_now);
     victims_replace(h, &list->next, at, loads, n_now);
     for (uint32_t k = n_now; k < missing; k++)
         at[k - n_now] = at[k];
