@@ -404,7 +404,7 @@ int planner_open(struct planner *p, const struct msg_open *open, struct msg_gran
     return 0;
 }
 
-static void add_counters(struct kv_counters *sum, const struct kv_counters *c)
+void planner_add_counters(struct kv_counters *sum, const struct kv_counters *c)
 {
     sum->steps += c->steps;
     sum->attended += c->attended;
@@ -426,7 +426,7 @@ void planner_finish_close(struct planner *p, struct sequence *s)
     uint32_t resident = residency_layers(p);
     s->counters.layers_resident = resident;
     s->counters.layers_offloaded = p->layout.layers - resident;
-    add_counters(&p->totals.counters, &s->counters);
+    planner_add_counters(&p->totals.counters, &s->counters);
     p->totals.closed++;
     struct msg_closed closed = {.sequence = s->id, .counters = s->counters};
     uint64_t request = s->close_request;

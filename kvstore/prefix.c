@@ -183,6 +183,7 @@ int prefix_take(struct prefix *p, uint32_t *ret_block)
     uint32_t oldest = p->newer[ring(p)];
     cached_remove(p, oldest);
     table_remove(p, oldest);
+    p->evicted++;
     blocks_give(p->blocks, oldest);
     return blocks_take(p->blocks, ret_block);
 }

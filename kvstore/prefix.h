@@ -19,6 +19,7 @@ struct prefix {
     uint32_t *older, *newer; /* order of unreferenced blocks; index blocks_max is the ring's head */
     uint8_t *flags;        /* per block: indexed, cached */
     uint32_t indexed, cached;
+    uint64_t evicted;      /* so far */
     bool enabled;
 };
 

@@ -75,6 +75,9 @@ static void parts_begin(struct planner *p, int status)
             part_refuse(p, part, status < 0 ? status : -ENOSPC);
             continue;
         }
+        uint32_t offloaded = p->layout.layers - residency_layers(p);
+        if (part->sequence->counters.layers_offloaded_max < offloaded && step->kind != STEP_RECORD)
+            part->sequence->counters.layers_offloaded_max = offloaded;
         int done = sequence_record(part->sequence, &p->prefix, e->position, r->token + e->token_at, e->count);
         if (done < 0)
             part_refuse(p, part, done);
