@@ -4,6 +4,9 @@
  * kernels must not change in the life of a process, since results of two paths differ in the last bits. */
 #include "compute/compute.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,8 +17,21 @@
 
 enum { THREADS_MAX = 1024 };
 
+#if defined(__x86_64__)
+static int has_avx2(void)
+{
+    unsigned a, b, c, d; /* clang 14 has no name for F16C */
+    int has_f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+    return has_f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+#endif
+
 static const struct kernels *choose(enum compute_isa isa)
 {
+#if defined(__x86_64__)
+    if (isa != COMPUTE_ISA_REFERENCE && has_avx2())
+        return &kernels_avx2;
+#endif
     return isa == COMPUTE_ISA_AVX2 ? NULL : &kernels_reference;
 }
 
@@ -28,7 +44,7 @@ int compute_create(const char *device, int threads, enum compute_isa isa, struct
         return err_set(err, -EINVAL, "compute: %d threads, expected 1 to %d", threads, THREADS_MAX);
     const struct kernels *kernels = choose(isa);
     if (!kernels)
-        return err_set(err, -ENODEV, "compute: this build has no avx2 kernels");
+        return err_set(err, -ENODEV, "compute: this processor lacks avx2, fma or f16c");
     struct compute *c = mem_alloc(1, sizeof *c);
     c->threads = threads;
     c->kernels = kernels;

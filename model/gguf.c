@@ -1,6 +1,6 @@
-/* Reads GGUF. The struct gguf owns the mapping, its tables and its indexes; it is built by one thread and read
- * only afterwards. Values that a file claims are never trusted: each is held against the bytes that are really
- * there before it sizes a read or an allocation. It must never write to, or copy, tensor data. */
+/* Reads GGUF. The struct gguf owns the mapping, its tables and its indexes; it is built by one thread and
+ * read only afterwards. Values that a file claims are never trusted: each is held against the bytes that are
+ * really there before it sizes a read or an allocation. It must never write to, or copy, tensor data. */
 #include "model/gguf.h"
 
 #include <errno.h>
@@ -79,6 +79,7 @@ struct gguf {
 struct cursor {
     const struct gguf *gguf;
     uint64_t at;
+    uint64_t field_at;   /* begin of what was read last */
     const char *section; /* "header", "metadata", "tensor" */
     uint64_t item;       /* number within the section */
     struct name label;   /* its name, once read */
@@ -103,7 +104,7 @@ static int fail(const struct cursor *c, int code, const char *field, const char 
     else
         snprintf(where, sizeof where, "%s %" PRIu64, c->section, c->item);
     return err_set(c->err, code, "%.200s: %s %s (offset %" PRIu64 "): %s", c->gguf->file.path, where, field,
-                   c->at, detail);
+                   c->field_at, detail);
 }
 
 static uint64_t bytes_left(const struct cursor *c)
@@ -113,6 +114,7 @@ static uint64_t bytes_left(const struct cursor *c)
 
 static int take(struct cursor *c, uint64_t bytes, const char *field, const uint8_t **ret)
 {
+    c->field_at = c->at;
     if (bytes > bytes_left(c))
         return fail(c, -EBADMSG, field,
                     "found %" PRIu64 " bytes before the end of the file, expected %" PRIu64

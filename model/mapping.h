@@ -1,4 +1,4 @@
-/* A model file mapped read-only and shared: the weights stay in the page cache, one copy for all processes. */
+/* A model file mapped read-only and shared: weights stay in the page cache, one copy for all processes. */
 #ifndef MODEL_MAPPING_H
 #define MODEL_MAPPING_H
 

@@ -1,5 +1,5 @@
-/* Frequencies of rotary embeddings. Pure; computed in double, because an error in a frequency is multiplied by
- * the position. */
+/* Frequencies of rotary embeddings. Pure, any thread. Computed in double, because an error in a frequency is
+ * multiplied by the position. */
 #include <errno.h>
 #include <math.h>
 

@@ -81,6 +81,7 @@ static void run_chunk(const struct job *job, struct scratch *s, struct attn_tile
 {
     tile->stride = ATTN_CHUNK;
     tile->piece = s->piece;
+    tile->piece_bytes = 4 * job->head_dim;
     tile->head_dim = job->head_dim;
     tile->scale = job->scale;
     job->kernels->attn_scores(s->scores, tile);

@@ -41,6 +41,7 @@ struct matmul_tile {
 struct attn_tile {
     const uint8_t *const *piece; /* [count]: K, then V head_dim elements on */
     int count;                   /* 1 .. ATTN_CHUNK */
+    int piece_bytes;             /* to prefetch: K and V, or K alone */
     enum dtype type;             /* F16 or BF16 */
     int head_dim;
     const float *const *q; /* [rows] */

@@ -50,6 +50,7 @@ static void score_chunk(const struct job *job, struct scratch *s, int head, int 
     struct attn_tile tile = {
         .piece = s->piece,
         .count = chunk_length(job, chunk),
+        .piece_bytes = 2 * job->head_dim,
         .type = DTYPE_F16,
         .head_dim = job->head_dim,
         .q = q,
