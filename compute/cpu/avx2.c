@@ -14,7 +14,8 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-enum { PREFETCH_PIECES = 12 };
+/* Rows are short and read four at a time, too little at a stretch for the processor's own prefetching. */
+enum { PREFETCH_PIECES = 16, PREFETCH_BYTES = 8192 };
 
 /* Sums of four registers' lanes, each ((0+1)+(2+3)) + ((4+5)+(6+7)). */
 INLINE __m128 quad_sum(const __m256 a[4])
@@ -80,15 +81,17 @@ INLINE void nibbles(const uint8_t *p, __m256i q[4])
     q[3] = _mm256_srli_epi32(b, 4);
 }
 
+/* Adds 16 where the element's bit of `high` is set: the bit alone, whatever it is worth, cut down to 16. The
+ * lowest four are worth less, so they are moved up first. */
 INLINE void fifth_bits(const uint8_t *p, __m256i q[4])
 {
-    int high;
+    uint32_t high;
     memcpy(&high, p, sizeof high);
-    __m256i bits = _mm256_set1_epi32(high);
+    const __m256i sixteen = _mm256_set1_epi32(16), lane_bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
     for (int i = 0; i < 4; i++) {
-        __m256i shift = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(8 * i));
-        __m256i bit = _mm256_and_si256(_mm256_srlv_epi32(bits, shift), _mm256_set1_epi32(1));
-        q[i] = _mm256_or_si256(q[i], _mm256_slli_epi32(bit, 4));
+        __m256i bits = _mm256_set1_epi32((int)(i == 0 ? high << 4 : high));
+        __m256i bit = _mm256_and_si256(bits, _mm256_slli_epi32(lane_bit, i == 0 ? 4 : 8 * i));
+        q[i] = _mm256_or_si256(q[i], _mm256_min_epu32(bit, sixteen));
     }
 }
 
@@ -164,6 +167,7 @@ INLINE void expand_as(enum dtype type, float *out, const uint8_t *row, uint32_t 
 /* Four rows at a time: their sums are independent chains, which hides the latency of the additions. */
 INLINE __m128 dot_quad(enum dtype type, const uint8_t *const row[4], uint32_t cols, const float *x)
 {
+    const char *ahead = (const char *)row[0] + PREFETCH_BYTES; /* only prefetched, so it may pass the end */
     __m256 acc[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
     uint32_t c = 0;
     size_t at = 0;
@@ -171,6 +175,8 @@ INLINE __m128 dot_quad(enum dtype type, const uint8_t *const row[4], uint32_t co
         __m256 v[4];
         for (int j = 0; j < 4; j++)
             v[j] = _mm256_loadu_ps(x + c + 8 * j);
+        for (size_t i = 0; i < 4 * block32_bytes(type); i += 64)
+            _mm_prefetch(ahead + 4 * at + i, _MM_HINT_T0);
         for (int r = 0; r < 4; r++) {
             __m256 w[4];
             load32(type, row[r] + at, w);
