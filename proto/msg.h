@@ -200,8 +200,10 @@ struct msg_reselect { /* id = step from which on full sets are wanted */
 };
 
 struct msg_sampling {
-    float temperature; /* 0: greedy */
-    float top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty;
+    float temperature;    /* 0 to 1000; 0: greedy */
+    float top_p, min_p;   /* 0 to 1 */
+    float repeat_penalty; /* 0 to 1000 */
+    float presence_penalty, frequency_penalty; /* -1000 to 1000 */
     uint32_t top_k, repeat_last_n;
     uint64_t seed;
 };
@@ -275,7 +277,8 @@ void msg_encode(const struct msg *msg, void **ret_buffer, size_t *ret_bytes);
 void msg_buffer_free(void *buffer);
 
 /* Decodes one frame. On success *ret_msg is filled and must be released with msg_free. On failure nothing is
- * owned. -EPROTO, -EPROTONOSUPPORT or -EMSGSIZE with one line in err. */
+ * owned, and kind and id are what was read of them, else 0. -EPROTO, -EPROTONOSUPPORT or -EMSGSIZE with one
+ * line in err. */
 int msg_decode(const void *frame, size_t bytes, struct msg *ret_msg, struct err *err);
 void msg_free(struct msg *msg);
 

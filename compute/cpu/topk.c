@@ -54,7 +54,8 @@ static uint32_t select_key(const float *values, const uint32_t *candidate, uint3
                            uint32_t *ret_equal)
 {
     static const int shifts[] = {21, 10, 0};
-    uint32_t differ = differing_bits(values, candidate, count), prefix = key_of(values[candidate[0]]), mask = 0;
+    uint32_t differ = differing_bits(values, candidate, count), prefix = key_of(values[candidate[0]]),
+             mask = 0;
     for (int pass = 0; pass < 3; pass++) {
         uint32_t digits = ((pass == 2 ? 1u << 10 : 1u << 11) - 1) << shifts[pass];
         if (differ & digits) {
@@ -95,7 +96,8 @@ static inline uint32_t at_least(const float *values, float bound)
     __m128i m[4];
     for (int i = 0; i < 4; i++)
         m[i] = _mm_castps_si128(_mm_cmpge_ps(_mm_loadu_ps(values + 4 * i), least));
-    return (uint32_t)_mm_movemask_epi8(_mm_packs_epi16(_mm_packs_epi32(m[0], m[1]), _mm_packs_epi32(m[2], m[3])));
+    return (uint32_t)_mm_movemask_epi8(
+        _mm_packs_epi16(_mm_packs_epi32(m[0], m[1]), _mm_packs_epi32(m[2], m[3])));
 #else
     uint32_t bits = 0;
     for (int i = 0; i < 16; i++)
