@@ -135,7 +135,7 @@ static void send_close(struct scheduler *s, struct sequence *q)
     }
 }
 
-static void take_grant(struct sequence *q, const struct msg_grant *grant)
+static void take_grant(struct scheduler *s, struct sequence *q, const struct msg_grant *grant)
 {
     if (q->state != SEQUENCE_OPENING)
         return;
@@ -148,6 +148,7 @@ static void take_grant(struct sequence *q, const struct msg_grant *grant)
     }
     q->index = grant->index;
     q->cached = q->done = q->recorded = grant->cached;
+    s->figures.cached_tokens += grant->cached;
 }
 
 /* The store refused OPEN. Without room it is asked again when another sequence has gone. */
@@ -173,7 +174,7 @@ void scheduler_store(struct scheduler *s, const struct msg *msg)
     if (!q)
         return;
     if (msg->kind == MSG_GRANT) {
-        take_grant(q, &msg->grant);
+        take_grant(s, q, &msg->grant);
     } else if (msg->kind == MSG_CLOSED && q->state == SEQUENCE_CLOSING) {
         s->full = false;
         retire(s, q, &msg->closed.counters);

@@ -14,11 +14,11 @@
 #include <cmocka.h>
 
 #include "base/alloc.h"
-#include "base/clock.h"
 #include "decoder/forward.h"
 #include "proto/limits.h"
 
 #define SMOLLM2 "models/SmolLM2-135M-Instruct.Q4_1.gguf"
+#define GOLDEN  "tests/vectors/golden_smollm2_q4_1.bin"
 #define STORIES "../shared/tiny-model/stories260K.gguf"
 
 enum { CHUNK_MAX = 256, BATCH = 4 };
@@ -430,12 +430,139 @@ static void test_source_error(void **state)
     bench_close(&b);
 }
 
+/* llama.cpp's logits of a text; tests/vectors/golden_smollm2_q4_1.md describes the files. */
+struct golden {
+    uint8_t *file;
+    uint32_t positions, top_k, vocab;
+    const double *lse;         /* [positions] log of the sum of exponentials */
+    const uint32_t *ids;       /* [positions + 1] */
+    const float *next;         /* [positions] logit of the id that follows */
+    const uint32_t *top_ids;   /* [positions][top_k] */
+    const float *top;          /* [positions][top_k], falling */
+};
+
+static uint8_t *read_file(const char *path, size_t *ret_bytes)
+{
+    FILE *f = fopen(path, "rb");
+    if (!f) {
+        print_message("[  SKIPPED ] %s is not there\n", path);
+        skip();
+    }
+    assert_int_equal(fseek(f, 0, SEEK_END), 0);
+    *ret_bytes = (size_t)ftell(f);
+    rewind(f);
+    uint8_t *data = mem_alloc(*ret_bytes, 1);
+    assert_int_equal(fread(data, 1, *ret_bytes, f), *ret_bytes);
+    fclose(f);
+    return data;
+}
+
+static void golden_open(struct golden *g)
+{
+    size_t bytes;
+    g->file = read_file(GOLDEN, &bytes);
+    uint32_t head[6];
+    assert_true(bytes > 32 && !memcmp(g->file, "SCTXGLD", 8));
+    memcpy(head, g->file + 8, sizeof head);
+    g->positions = head[1];
+    g->top_k = head[2];
+    g->vocab = head[3];
+    size_t n = g->positions, k = g->top_k;
+    assert_int_equal(bytes, 32 + 8 * n + 4 * (n + 1) + 4 * n + 8 * n * k);
+    g->lse = (const double *)(g->file + 32);
+    g->ids = (const uint32_t *)(g->lse + n);
+    g->next = (const float *)(g->ids + n + 1);
+    g->top_ids = (const uint32_t *)(g->next + n);
+    g->top = (const float *)(g->top_ids + n * k);
+}
+
+static double log_sum_exp(const float *row, uint32_t count)
+{
+    double top = row[0], sum = 0;
+    for (uint32_t i = 1; i < count; i++)
+        top = row[i] > top ? row[i] : top;
+    for (uint32_t i = 0; i < count; i++)
+        sum += exp(row[i] - top);
+    return top + log(sum);
+}
+
+struct figures {
+    double loss, loss_ref, kl; /* sums over positions */
+    uint32_t positions, agree;
+    double gap_max; /* of disagreements: by how much the reference prefers its own choice */
+};
+
+/* The KL divergence is taken over the top ids and one bucket for all others: a lower bound of the whole. */
+static void compare(struct figures *to, const struct golden *g, uint32_t p, const float *row)
+{
+    const uint32_t *ids = g->top_ids + (size_t)p * g->top_k;
+    const float *top = g->top + (size_t)p * g->top_k;
+    double lse = log_sum_exp(row, g->vocab), rest = 1, rest_ref = 1, kl = 0;
+    uint32_t best = 0;
+    for (uint32_t i = 1; i < g->vocab; i++)
+        best = row[i] > row[best] ? i : best;
+    double chosen = top[g->top_k - 1]; /* an id outside the top lies below it */
+    for (uint32_t i = 0; i < g->top_k; i++) {
+        double p_log = top[i] - g->lse[p], q_log = row[ids[i]] - lse;
+        kl += exp(p_log) * (p_log - q_log);
+        rest_ref -= exp(p_log);
+        rest -= exp(q_log);
+        if (ids[i] == best)
+            chosen = top[i];
+    }
+    if (rest_ref > 0 && rest > 0)
+        kl += rest_ref * log(rest_ref / rest);
+    to->kl += kl;
+    to->loss += lse - row[g->ids[p + 1]];
+    to->loss_ref += g->lse[p] - g->next[p];
+    to->positions++;
+    if (best == ids[0])
+        to->agree++;
+    else if (top[0] - chosen > to->gap_max)
+        to->gap_max = top[0] - chosen;
+}
+
+/* Teacher-forced, against llama.cpp's own run of the same file. */
+static void test_golden(void **state)
+{
+    (void)state;
+    struct golden g;
+    struct bench b;
+    bench_open(&b, SMOLLM2, 2);
+    golden_open(&g);
+    assert_int_equal(g.vocab, b.config->vocab);
+    assert_true(g.positions >= 1000);
+    struct pages pages;
+    pages_init(&pages, b.config, g.positions);
+    struct figures fig = {0};
+    for (uint32_t at = 0; at < g.positions; at += CHUNK_MAX) {
+        uint32_t n = g.positions - at < CHUNK_MAX ? g.positions - at : CHUNK_MAX;
+        struct forward_entry entry = {g.ids + at, at, n, n};
+        struct given_all given = dense(&pages);
+        run(b.forward, &entry, &given);
+        for (uint32_t i = 0; i < n; i++)
+            compare(&fig, &g, at + i, forward_logits(b.forward, i));
+    }
+    double n = fig.positions, ppl = exp(fig.loss / n), ppl_ref = exp(fig.loss_ref / n), agree = fig.agree / n;
+    print_message("%u positions: perplexity %.4f, llama.cpp %.4f (%+.3f %%); top-1 agreement %.4f, largest gap "
+                  "of a disagreement %.4f; mean KL %.3e\n",
+                  fig.positions, ppl, ppl_ref, 100 * (ppl / ppl_ref - 1), agree, fig.gap_max, fig.kl / n);
+    assert_true(fabs(ppl / ppl_ref - 1) <= 0.005);
+    assert_true(agree >= 0.98);
+    assert_true(fig.gap_max <= 0.5);
+    assert_true(fig.kl / n <= 1e-3);
+    pages_free(&pages);
+    mem_free(&g.file);
+    bench_close(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_chunks_tiny), cmocka_unit_test(test_chunks),     cmocka_unit_test(test_batch_tiny),
         cmocka_unit_test(test_batch),       cmocka_unit_test(test_places_tiny), cmocka_unit_test(test_places),
         cmocka_unit_test(test_dropped),     cmocka_unit_test(test_source_error),
+        cmocka_unit_test(test_golden),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
