@@ -15,7 +15,7 @@
 #include "compute/cpu/address.h"
 #include "compute/cpu/kernels.h"
 
-enum { QUERIES_MAX = 8, ITEMS_PER_THREAD = 4 };
+enum { QUERIES_MAX = 16, ITEMS_PER_THREAD = 4 };
 
 struct job {
     struct compute *c;
