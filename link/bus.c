@@ -13,7 +13,7 @@
 #include "base/hash.h"
 #include "link/bus_internal.h"
 
-#define TICK_NS (BUS_PING_NS / 5)
+#define TICK_NS      (BUS_PING_NS / 5)
 #define RECONNECT_MS 20
 
 static void set_int(void *socket, int option, int value)

@@ -1,7 +1,8 @@
-/* The client's side of the bus: one DEALER a life, its greeting and its heartbeat; see bus.h and bus_state.h.
+/* The client's side of the bus: one DEALER a life, its greeting and its heartbeat; see bus.h and
+ * bus_state.h.
  *
- * Owner: the loop thread. `change` is the only place that sets the state. A client that is disconnected within
- * a callback stays allocated until bus.c reaps it. */
+ * Owner: the loop thread. `change` is the only place that sets the state. A client that is disconnected
+ * within a callback stays allocated until bus.c reaps it. */
 #include "link/bus.h"
 
 #include <errno.h>
@@ -70,7 +71,8 @@ int bus_connect(struct bus *bus, const char *path, const struct bus_client_ops *
     if (r < 0)
         return r;
     struct bus_client *client = mem_alloc(1, sizeof *client);
-    *client = (struct bus_client){.bus = bus, .path = mem_strdup(path), .ops = *ops, .arg = arg, .state = BUS_NEW};
+    *client =
+        (struct bus_client){.bus = bus, .path = mem_strdup(path), .ops = *ops, .arg = arg, .state = BUS_NEW};
     r = open_socket(client);
     client->next = bus->clients;
     bus->clients = client;
@@ -234,8 +236,8 @@ int bus_client_pump(struct bus_client *client)
     return 1;
 }
 
-/* A client that only sends (TOPK has no answer) must ask too, else it would hear nothing and take the server for
- * dead. */
+/* A client that only sends (TOPK has no answer) must ask too, else it would hear nothing and take the server
+ * for dead. */
 static void ping(struct bus_client *client, int64_t now_ns)
 {
     bool quiet = now_ns - client->sent_ns >= BUS_PING_NS;

@@ -35,13 +35,14 @@ struct bus_frame {
 void *bus_socket_open(struct bus *bus, int type);
 void bus_socket_close(struct bus *bus, void **socket);
 
-/* Calls fn(arg) for readiness of the socket. Never relied upon alone: ZeroMQ's descriptor is edge-triggered, so
- * bus.c pumps every socket before each sleep too. */
+/* Calls fn(arg) for readiness of the socket. Never relied upon alone: ZeroMQ's descriptor is edge-triggered,
+ * so bus.c pumps every socket before each sleep too. */
 int bus_socket_watch(struct bus *bus, void *socket, void (*fn)(void *arg, uint32_t events), void *arg);
 
 /* Sends one message, behind `routing_bytes` of `routing` if there are any. Fills in version and epoch. 0,
  * -EAGAIN (counted), -EHOSTUNREACH. */
-int bus_socket_send(struct bus *bus, void *socket, const void *routing, size_t routing_bytes, struct msg *msg);
+int bus_socket_send(struct bus *bus, void *socket, const void *routing, size_t routing_bytes,
+                    struct msg *msg);
 
 /* The next frame. 1: *ret_frame must be released; 0: none; -EPROTO: one of another shape was dropped and
  * counted. `routed`: a routing id stands before it. */

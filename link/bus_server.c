@@ -1,8 +1,8 @@
 /* The server's side of the bus: a ROUTER and its table of peers; see bus.h.
  *
- * Owner: the loop thread. A peer is in the table from an accepted HELLO until it is closed, replaced, or silent;
- * its struct does not move meanwhile. After a callback of the daemon neither the peer nor a position in the
- * table is used again, since the daemon may have closed peers in it. */
+ * Owner: the loop thread. A peer is in the table from an accepted HELLO until it is closed, replaced, or
+ * silent; its struct does not move meanwhile. After a callback of the daemon neither the peer nor a position
+ * in the table is used again, since the daemon may have closed peers in it. */
 #include "link/bus.h"
 
 #include <errno.h>
@@ -53,7 +53,8 @@ int bus_serve(struct bus *bus, const char *path, uint32_t role, const struct bus
     if (r < 0)
         return r;
     struct bus_server *server = mem_alloc(1, sizeof *server);
-    *server = (struct bus_server){.bus = bus, .path = mem_strdup(path), .role = role, .ops = *ops, .arg = arg};
+    *server =
+        (struct bus_server){.bus = bus, .path = mem_strdup(path), .role = role, .ops = *ops, .arg = arg};
     char endpoint[128];
     snprintf(endpoint, sizeof endpoint, "ipc://%s", path);
     server->socket = bus_socket_open(bus, ZMQ_ROUTER);
@@ -172,7 +173,8 @@ int bus_reply(struct bus_server *server, const struct bus_peer *peer, struct msg
 }
 
 /* To anybody, greeted or not. What cannot be delivered is of no more interest. */
-static void send_error(struct bus_server *server, struct bus_frame *frame, uint64_t id, int code, const char *text)
+static void send_error(struct bus_server *server, struct bus_frame *frame, uint64_t id, int code,
+                       const char *text)
 {
     struct msg msg = {.kind = MSG_ERROR, .id = id, .error = {.code = code}};
     snprintf(msg.error.text, sizeof msg.error.text, "%s", text);
@@ -196,7 +198,8 @@ static void send_report(struct bus_server *server, struct bus_peer *peer, uint64
     if (bytes <= LIMIT_STATUS_BYTES)
         msg.report.json = (struct msg_bytes){.data = text, .bytes = (uint32_t)bytes};
     else
-        msg = (struct msg){.kind = MSG_ERROR, .id = id, .error = {.code = -EMSGSIZE, .text = "status is too long"}};
+        msg = (struct msg){
+            .kind = MSG_ERROR, .id = id, .error = {.code = -EMSGSIZE, .text = "status is too long"}};
     bus_reply(server, peer, &msg);
     free(json);
 }

@@ -1,6 +1,6 @@
 /* States of a client of the bus; see bus_state.h. Constant data, any thread.
  *
- *   NEW --connected--> GREETING --welcome--> READY --silence, epoch, forgotten--> LOST --connected--> GREETING
+ *   NEW -connected-> GREETING -welcome-> READY -silence, epoch, forgotten-> LOST -connected-> GREETING
  *
  * A client that nobody welcomed has nothing to lose, so silence means nothing to it. */
 #include "link/bus_state.h"
