@@ -1,4 +1,5 @@
-/* safetensors: what the writer writes the reader reads; files that are wrong in each known way are refused. */
+/* safetensors: what the writer writes the reader reads; files that are wrong in each known way are
+ * refused. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>

@@ -1,5 +1,6 @@
-/* Tokenizers against golden ids of other implementations, and properties: round trips, no control tokens out of
- * plain text, streaming. Real vocabularies are looked for in models/ and ../shared; what is absent is skipped. */
+/* Tokenizers against golden ids of other implementations, and properties: round trips, no control tokens
+ * out of plain text, streaming. Real vocabularies are looked for in models/ and ../shared; what is absent
+ * is skipped. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -343,6 +344,10 @@ static void test_made_vocab(void **state)
     assert_false(hash_equal(a, b));
     assert_int_equal(tokenizer_create_from(v, &t, &err), -EBADMSG);
     assert_non_null(strstr(err.text, "entry 3: found \"hell o\""));
+    v->tokens[259] = name_of("hello");
+    v->tokens[262] = name_of("\xe6\xbc"); /* would cut characters of a text in two */
+    assert_int_equal(tokenizer_create_from(v, &t, &err), -EBADMSG);
+    assert_non_null(strstr(err.text, "token 262: found invalid UTF-8"));
     v->pre = name_of("chameleon");
     assert_int_equal(tokenizer_create_from(v, &t, &err), -ENOTSUP);
     assert_non_null(strstr(err.text, "chameleon"));
