@@ -18,7 +18,6 @@
 #include "proto/limits.h"
 
 #define SMOLLM2 "models/SmolLM2-135M-Instruct.Q4_1.gguf"
-#define GOLDEN  "tests/vectors/golden_smollm2_q4_1.bin"
 #define STORIES "../shared/tiny-model/stories260K.gguf"
 
 enum { CHUNK_MAX = 256, BATCH = 4 };
@@ -430,7 +429,7 @@ static void test_source_error(void **state)
     bench_close(&b);
 }
 
-/* llama.cpp's logits of a text; tests/vectors/golden_smollm2_q4_1.md describes the files. */
+/* llama.cpp's logits of a text; tests/vectors/golden_smollm2_q4_1.md describes the format. */
 struct golden {
     uint8_t *file;
     uint32_t positions, top_k, vocab;
@@ -457,10 +456,10 @@ static uint8_t *read_file(const char *path, size_t *ret_bytes)
     return data;
 }
 
-static void golden_open(struct golden *g)
+static void golden_open(struct golden *g, const char *path)
 {
     size_t bytes;
-    g->file = read_file(GOLDEN, &bytes);
+    g->file = read_file(path, &bytes);
     uint32_t head[6];
     assert_true(bytes > 32 && !memcmp(g->file, "SCTXGLD", 8));
     memcpy(head, g->file + 8, sizeof head);
@@ -522,14 +521,17 @@ static void compare(struct figures *to, const struct golden *g, uint32_t p, cons
         to->gap_max = top[0] - chosen;
 }
 
-/* Teacher-forced, against llama.cpp's own run of the same file. */
-static void test_golden(void **state)
+struct bounds {
+    double ppl, agree, gap, kl;
+};
+
+/* Teacher-forced. */
+static void check_golden(const char *path, const struct bounds *bounds)
 {
-    (void)state;
     struct golden g;
     struct bench b;
     bench_open(&b, SMOLLM2, 2);
-    golden_open(&g);
+    golden_open(&g, path);
     assert_int_equal(g.vocab, b.config->vocab);
     assert_true(g.positions >= 1000);
     struct pages pages;
@@ -547,13 +549,28 @@ static void test_golden(void **state)
     print_message("%u positions: perplexity %.4f, llama.cpp %.4f (%+.3f %%); top-1 agreement %.4f, largest gap "
                   "of a disagreement %.4f; mean KL %.3e\n",
                   fig.positions, ppl, ppl_ref, 100 * (ppl / ppl_ref - 1), agree, fig.gap_max, fig.kl / n);
-    assert_true(fabs(ppl / ppl_ref - 1) <= 0.005);
-    assert_true(agree >= 0.98);
-    assert_true(fig.gap_max <= 0.5);
-    assert_true(fig.kl / n <= 1e-3);
+    assert_true(fabs(ppl / ppl_ref - 1) <= bounds->ppl);
+    assert_true(agree >= bounds->agree);
+    assert_true(fig.gap_max <= bounds->gap);
+    assert_true(fig.kl / n <= bounds->kl);
     pages_free(&pages);
     mem_free(&g.file);
     bench_close(&b);
+}
+
+/* llama.cpp over the same weights written out as F32: there it computes with float32 activations, as we do. */
+static void test_golden_f32(void **state)
+{
+    (void)state;
+    check_golden("tests/vectors/golden_smollm2_f32.bin", &(struct bounds){0.001, 0.995, 0.05, 1e-5});
+}
+
+/* llama.cpp over the quantized file itself, where it rounds activations to 8 bits. Its own batched and
+ * token-by-token runs differ by a mean KL of 2.5e-3 and at 3.8 % of the choices: nobody can come nearer. */
+static void test_golden_q4_1(void **state)
+{
+    (void)state;
+    check_golden("tests/vectors/golden_smollm2_q4_1.bin", &(struct bounds){0.01, 0.955, 0.5, 3e-3});
 }
 
 int main(void)
@@ -562,7 +579,7 @@ int main(void)
         cmocka_unit_test(test_chunks_tiny), cmocka_unit_test(test_chunks),     cmocka_unit_test(test_batch_tiny),
         cmocka_unit_test(test_batch),       cmocka_unit_test(test_places_tiny), cmocka_unit_test(test_places),
         cmocka_unit_test(test_dropped),     cmocka_unit_test(test_source_error),
-        cmocka_unit_test(test_golden),
+        cmocka_unit_test(test_golden_f32),  cmocka_unit_test(test_golden_q4_1),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
