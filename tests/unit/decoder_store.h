@@ -1,5 +1,4 @@
-/* A store for tests of the decoder: a thread behind a control segment that grants pages and slots out of plain
- * memory and lists every position, so that sparse steps must give what dense ones give. It can be told to
+/* A store for tests of the decoder: a thread behind a control segment that grants pages and slots and lists every position, so that sparse steps must give what dense ones give. It can be told to
  * misbehave. Header only, included by one test. */
 #ifndef TESTS_UNIT_DECODER_STORE_H
 #define TESTS_UNIT_DECODER_STORE_H
@@ -8,14 +7,13 @@
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "base/alloc.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "link/flag.h"
+#include "link/segment.h"
 #include "proto/control.h"
 
 enum { STORE_SEQUENCES = 4, STORE_CONTEXT = 256 };
@@ -34,6 +32,7 @@ enum store_fault {
 
 struct store {
     struct kv_layout layout;
+    struct segment control_segment, device_segment;
     struct control_header *control;
     uint8_t *device;
     uint64_t slots_at; /* of the slabs, behind the pages */
@@ -198,12 +197,12 @@ static void *store_main(void *arg)
     return NULL;
 }
 
-static void store_start(struct store *s, const struct kv_layout *layout)
+static void store_start(struct store *s, const struct kv_layout *layout, uint64_t decoder_epoch)
 {
     memset(s, 0, sizeof *s);
     s->layout = *layout;
     struct control_params params = {.store_epoch = 1,
-                                    .decoder_epoch = 2,
+                                    .decoder_epoch = decoder_epoch,
                                     .sequences_max = STORE_SEQUENCES,
                                     .list_max = STORE_CONTEXT,
                                     .slots = STORE_CONTEXT + 3,
@@ -214,10 +213,12 @@ static void store_start(struct store *s, const struct kv_layout *layout)
     s->slots_at = pairs * (STORE_CONTEXT / BLOCK_TOKENS) * trial.page_bytes;
     params.device_bytes = s->slots_at + pairs * trial.slabs_max * trial.slab_bytes;
     control_header_init(&trial, layout, &params);
-    s->control = mem_alloc_aligned(1, (size_t)trial.total_bytes);
+    CHECK(segment_create("test-control", trial.total_bytes, &s->control_segment, NULL) == 0);
+    CHECK(segment_create("test-device", params.device_bytes, &s->device_segment, NULL) == 0);
+    s->control = s->control_segment.at;
+    s->device = s->device_segment.at;
     memcpy(s->control, &trial, sizeof trial);
     CHECK(control_header_check(s->control, layout, trial.total_bytes, NULL) == 0);
-    s->device = mem_alloc_aligned(1, (size_t)params.device_bytes);
     memset(s->device, 0xff, (size_t)params.device_bytes);
     s->next = params.first_step;
     atomic_store(&s->offloaded_from, layout->layers);
@@ -232,8 +233,8 @@ static void store_stop(struct store *s)
     doorbell_ring(s->bell);
     pthread_join(s->thread, NULL);
     close(s->bell);
-    mem_free(&s->control);
-    mem_free(&s->device);
+    segment_close(&s->control_segment);
+    segment_close(&s->device_segment);
 }
 
 #endif

@@ -128,12 +128,17 @@ struct bench {
     const struct model_config *config;
 };
 
+static void need(const char *path)
+{
+    if (access(path, R_OK) == 0)
+        return;
+    print_message("[  SKIPPED ] %s is not there\n", path);
+    skip();
+}
+
 static void bench_open(struct bench *b, const char *path, int threads)
 {
-    if (access(path, R_OK) != 0) {
-        print_message("[  SKIPPED ] %s is not there\n", path);
-        skip();
-    }
+    need(path);
     struct err err = {0};
     if (model_open(path, &b->model, &err) < 0)
         fail_msg("%s", err.text);
@@ -443,10 +448,7 @@ struct golden {
 static uint8_t *read_file(const char *path, size_t *ret_bytes)
 {
     FILE *f = fopen(path, "rb");
-    if (!f) {
-        print_message("[  SKIPPED ] %s is not there\n", path);
-        skip();
-    }
+    assert_non_null(f);
     assert_int_equal(fseek(f, 0, SEEK_END), 0);
     *ret_bytes = (size_t)ftell(f);
     rewind(f);
@@ -530,6 +532,7 @@ static void check_golden(const char *path, const struct bounds *bounds)
 {
     struct golden g;
     struct bench b;
+    need(path);
     bench_open(&b, SMOLLM2, 2);
     golden_open(&g, path);
     assert_int_equal(g.vocab, b.config->vocab);

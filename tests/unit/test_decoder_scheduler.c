@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "base/alloc.h"
 #include "decoder/scheduler.h"
 #include "tests/unit/decoder_store.h"
 
@@ -129,7 +130,7 @@ static void rig_open(struct rig *g)
                                    .dtype = DTYPE_F16,
                                    .context_max = STORE_CONTEXT};
     layout_set_groups(&g->layout, 2);
-    store_start(&g->store, &g->layout);
+    store_start(&g->store, &g->layout, 2);
     struct step_attachment attachment = {g->layout, g->store.control, g->store.device, g->store.bell, 2};
     g->stepper = stepper_create(&attachment, g->forward);
     g->eos = mem_alloc(g->config->vocab, 1);
