@@ -1,5 +1,6 @@
-/* A store for tests of the decoder: a thread behind a control segment that grants pages and slots and lists every position, so that sparse steps must give what dense ones give. It can be told to
- * misbehave. Header only, included by one test. */
+/* A store for tests of the decoder: a thread behind a control segment that grants pages and slots and lists
+ * every position, so that sparse steps must give what dense ones give. It can be told to misbehave. Header
+ * only, included by one test. */
 #ifndef TESTS_UNIT_DECODER_STORE_H
 #define TESTS_UNIT_DECODER_STORE_H
 
@@ -20,9 +21,9 @@ enum { STORE_SEQUENCES = 4, STORE_CONTEXT = 256 };
 
 enum store_fault {
     STORE_SOUND,
-    STORE_DROPS,       /* table_sequence.status of one sequence */
-    STORE_BAD_PAGE,    /* a page outside of device memory */
-    STORE_BAD_SLOT,    /* a slot that does not exist */
+    STORE_DROPS,    /* table_sequence.status of one sequence */
+    STORE_BAD_PAGE, /* a page outside of device memory */
+    STORE_BAD_SLOT, /* a slot that does not exist */
     STORE_BAD_SLAB,
     STORE_BAD_LIST,    /* a position that is not there yet */
     STORE_LONG_LIST,   /* more than list_max */
@@ -42,7 +43,7 @@ struct store {
     atomic_uint offloaded_from; /* first layer without pages in sparse steps */
     atomic_int fault;
     atomic_uint fault_sequence;
-    atomic_uint seen;           /* steps looked at */
+    atomic_uint seen; /* steps looked at */
     uint32_t next;
 };
 
@@ -59,13 +60,15 @@ static uint64_t store_slab(const struct store *s, uint32_t sequence, uint32_t la
     return s->slots_at + number * s->control->slab_bytes;
 }
 
-static uint8_t *store_in_page(const struct store *s, uint32_t sequence, uint32_t layer, uint32_t head, uint32_t position)
+static uint8_t *store_in_page(const struct store *s, uint32_t sequence, uint32_t layer, uint32_t head,
+                              uint32_t position)
 {
     return s->device + store_page(s, sequence, layer, position / BLOCK_TOKENS) +
            ((uint64_t)head * BLOCK_TOKENS + position % BLOCK_TOKENS) * s->layout.piece_bytes;
 }
 
-static uint8_t *store_in_slot(const struct store *s, uint32_t sequence, uint32_t layer, uint32_t head, uint32_t slot)
+static uint8_t *store_in_slot(const struct store *s, uint32_t sequence, uint32_t layer, uint32_t head,
+                              uint32_t slot)
 {
     uint32_t unit = head * s->control->slots + slot, slab = unit / s->control->units_per_slab;
     return s->device + store_slab(s, sequence, layer, slab) +
@@ -91,7 +94,8 @@ static void store_lists(struct store *s, struct table_view *v, const struct step
         for (uint32_t g = 0; g < s->layout.groups; g++)
             for (uint32_t h = 0; h < s->layout.row_heads; h++) {
                 uint64_t list = table_list_index(v, phase, e->sequence, g, h);
-                *table_count_at(v, list) = fault == STORE_LONG_LIST ? s->control->list_max + 1 : e->position + 1;
+                *table_count_at(v, list) =
+                    fault == STORE_LONG_LIST ? s->control->list_max + 1 : e->position + 1;
                 for (uint32_t p = 0; p <= e->position; p++) {
                     table_positions_at(v, list)[p] = p;
                     table_slots_at(v, list)[p] = store_slot(s, p);

@@ -36,7 +36,8 @@ static void pages_init(struct pages *p, const struct model_config *c, uint32_t p
     p->config = c;
     p->pages = (positions + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
     p->piece_bytes = 2 * c->head_dim * 2;
-    uint64_t bytes = (uint64_t)BLOCK_TOKENS * c->kv_heads * p->piece_bytes, count = (uint64_t)c->layers * p->pages;
+    uint64_t bytes = (uint64_t)BLOCK_TOKENS * c->kv_heads * p->piece_bytes,
+             count = (uint64_t)c->layers * p->pages;
     p->base = mem_alloc_aligned((size_t)count, (size_t)bytes);
     memset(p->base, 0xff, (size_t)(count * bytes)); /* NaN: what was never written must not be read */
     p->at = mem_alloc((size_t)count, sizeof *p->at);
@@ -166,8 +167,8 @@ static uint32_t *some_ids(const struct model_config *c, uint32_t count, uint32_t
 }
 
 /* Prefill in chunks; all logits go to `ret` [count][vocab], or only those of the last when it is NULL. */
-static void prefill(struct bench *b, const struct pages *pages, const uint32_t *ids, uint32_t count, uint32_t chunk,
-                    float *ret)
+static void prefill(struct bench *b, const struct pages *pages, const uint32_t *ids, uint32_t count,
+                    uint32_t chunk, float *ret)
 {
     size_t vocab = b->config->vocab;
     for (uint32_t at = 0; at < count; at += chunk) {
@@ -269,9 +270,10 @@ static void test_batch(void **state)
     check_batch(SMOLLM2, 4);
 }
 
-/* Copies the pieces of the listed positions into slots in an order that is not theirs; the last listed one is the
- * token's own and is left empty. */
-static void slots_init(struct slots *s, const struct pages *p, const struct attn_list *lists, uint32_t **ret_items)
+/* Copies the pieces of the listed positions into slots in an order that is not theirs; the last listed one
+ * is the token's own and is left empty. */
+static void slots_init(struct slots *s, const struct pages *p, const struct attn_list *lists,
+                       uint32_t **ret_items)
 {
     const struct model_config *c = p->config;
     uint32_t count = lists[0].count;
@@ -306,8 +308,8 @@ static void slots_free(struct slots *s)
     mem_free(&s->write);
 }
 
-/* One token at `position`, attending every `stride`-th position (other ones for each head) and its own. Lists of
- * positions must equal slots, and with stride 1 the identity. */
+/* One token at `position`, attending every `stride`-th position (other ones for each head) and its own.
+ * Lists of positions must equal slots, and with stride 1 the identity. */
 static void check_places_at(struct bench *b, const struct pages *pages, uint32_t id, uint32_t position,
                             uint32_t stride)
 {
@@ -329,7 +331,8 @@ static void check_places_at(struct bench *b, const struct pages *pages, uint32_t
         slot_lists[h] = (struct attn_list){count, in_slots + h * count};
     struct forward_entry entry = {&id, position, 1, 1};
     struct given_all paged = {.entry = {{.pages = pages, .lists = lists}}, .count = 1};
-    struct given_all slotted = {.entry = {{.pages = pages, .lists = slot_lists, .slots = &slots}}, .count = 1};
+    struct given_all slotted = {.entry = {{.pages = pages, .lists = slot_lists, .slots = &slots}},
+                                .count = 1};
     float *want = mem_alloc(1, row);
     run(b->forward, &entry, &paged);
     memcpy(want, forward_logits(b->forward, 0), row);
@@ -395,8 +398,9 @@ static void test_dropped(void **state)
     uint8_t *before = mem_alloc(1, bytes);
     memcpy(before, pages[1].base, bytes);
     struct forward_entry entries[3] = {{ids + 10, 10, 1, 1}, {ids + 10, 10, 1, 1}, {ids + 10, 10, 1, 1}};
-    struct given_all given = {.entry = {{.pages = &pages[0]}, {.pages = &pages[1], .dropped = 1}, {.pages = &pages[2]}},
-                              .count = 3};
+    struct given_all given = {
+        .entry = {{.pages = &pages[0]}, {.pages = &pages[1], .dropped = 1}, {.pages = &pages[2]}},
+        .count = 3};
     run(b.forward, entries, &given);
     assert_memory_equal(before, pages[1].base, bytes);
     assert_memory_equal(forward_logits(b.forward, 0), forward_logits(b.forward, 2), row);
@@ -438,11 +442,11 @@ static void test_source_error(void **state)
 struct golden {
     uint8_t *file;
     uint32_t positions, top_k, vocab;
-    const double *lse;         /* [positions] log of the sum of exponentials */
-    const uint32_t *ids;       /* [positions + 1] */
-    const float *next;         /* [positions] logit of the id that follows */
-    const uint32_t *top_ids;   /* [positions][top_k] */
-    const float *top;          /* [positions][top_k], falling */
+    const double *lse;       /* [positions] log of the sum of exponentials */
+    const uint32_t *ids;     /* [positions + 1] */
+    const float *next;       /* [positions] logit of the id that follows */
+    const uint32_t *top_ids; /* [positions][top_k] */
+    const float *top;        /* [positions][top_k], falling */
 };
 
 static uint8_t *read_file(const char *path, size_t *ret_bytes)
@@ -549,9 +553,10 @@ static void check_golden(const char *path, const struct bounds *bounds)
             compare(&fig, &g, at + i, forward_logits(b.forward, i));
     }
     double n = fig.positions, ppl = exp(fig.loss / n), ppl_ref = exp(fig.loss_ref / n), agree = fig.agree / n;
-    print_message("%u positions: perplexity %.4f, llama.cpp %.4f (%+.3f %%); top-1 agreement %.4f, largest gap "
-                  "of a disagreement %.4f; mean KL %.3e\n",
-                  fig.positions, ppl, ppl_ref, 100 * (ppl / ppl_ref - 1), agree, fig.gap_max, fig.kl / n);
+    print_message(
+        "%u positions: perplexity %.4f, llama.cpp %.4f (%+.3f %%); top-1 agreement %.4f, largest gap "
+        "of a disagreement %.4f; mean KL %.3e\n",
+        fig.positions, ppl, ppl_ref, 100 * (ppl / ppl_ref - 1), agree, fig.gap_max, fig.kl / n);
     assert_true(fabs(ppl / ppl_ref - 1) <= bounds->ppl);
     assert_true(agree >= bounds->agree);
     assert_true(fig.gap_max <= bounds->gap);
@@ -561,7 +566,7 @@ static void check_golden(const char *path, const struct bounds *bounds)
     bench_close(&b);
 }
 
-/* llama.cpp over the same weights written out as F32: there it computes with float32 activations, as we do. */
+/* llama.cpp over the same weights written out as F32: there its activations are float32, as ours. */
 static void test_golden_f32(void **state)
 {
     (void)state;
@@ -579,8 +584,9 @@ static void test_golden_q4_1(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_chunks_tiny), cmocka_unit_test(test_chunks),     cmocka_unit_test(test_batch_tiny),
-        cmocka_unit_test(test_batch),       cmocka_unit_test(test_places_tiny), cmocka_unit_test(test_places),
+        cmocka_unit_test(test_chunks_tiny), cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_batch_tiny),  cmocka_unit_test(test_batch),
+        cmocka_unit_test(test_places_tiny), cmocka_unit_test(test_places),
         cmocka_unit_test(test_dropped),     cmocka_unit_test(test_source_error),
         cmocka_unit_test(test_golden_f32),  cmocka_unit_test(test_golden_q4_1),
     };

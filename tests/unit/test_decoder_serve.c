@@ -120,7 +120,8 @@ static void on_ask(void *arg, uint32_t events)
     store_start(&s->store, &s->identity.layout, frame.epoch);
     assert_int_equal(doorbell_create(&spare), 0);
     int give[] = {s->store.device_segment.fd, s->store.control_segment.fd, s->store.bell, spare};
-    struct fdpass_frame answer = {.magic = FDPASS_MAGIC, .kind = FDPASS_DECODER, .role = ROLE_KVSTORE, .fds = 4};
+    struct fdpass_frame answer = {
+        .magic = FDPASS_MAGIC, .kind = FDPASS_DECODER, .role = ROLE_KVSTORE, .fds = 4};
     assert_int_equal(fdpass_send(s->connection, &answer, give, &err), 0);
     close(spare);
     s->attached = true;
@@ -142,7 +143,8 @@ static void client_message(void *arg, struct msg *msg)
     struct heard *h = &s->heard[msg->id % REQUESTS];
     switch (msg->kind) {
     case MSG_REPORT:
-        snprintf(s->status, sizeof s->status, "%.*s", (int)msg->report.json.bytes, (const char *)msg->report.json.data);
+        snprintf(s->status, sizeof s->status, "%.*s", (int)msg->report.json.bytes,
+                 (const char *)msg->report.json.data);
         s->ready = strstr(s->status, "\"state\":\"ready\"") != NULL;
         break;
     case MSG_TOKEN:
@@ -265,7 +267,8 @@ static void stage_open(struct stage *s, bool wrong_model)
     struct err err = {0};
     const char *path = find_model();
     s->exit_status = s->connection = -1;
-    if (model_open(path, &s->model, &err) < 0 || identity_init(&s->identity, s->model, STORE_CONTEXT, &err) < 0 ||
+    if (model_open(path, &s->model, &err) < 0 ||
+        identity_init(&s->identity, s->model, STORE_CONTEXT, &err) < 0 ||
         runtime_make_private(s->dir, &err) < 0)
         fail_msg("%s", err.text);
     layout_set_groups(&s->identity.layout, 2);
@@ -340,7 +343,7 @@ static void generate(struct stage *s, uint64_t id, uint32_t max_tokens, uint32_t
 
 static struct stage stage;
 
-/* A request comes to its end, a second one of the same name is refused, one is cancelled; DRAIN ends with 0. */
+/* A request comes to its end, a second one of its name is refused, one is cancelled; DRAIN ends with 0. */
 static void test_requests(void **state)
 {
     (void)state;
@@ -437,8 +440,9 @@ static void test_wrong_retriever(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_requests), cmocka_unit_test(test_store_dies),      cmocka_unit_test(test_lifeline),
-        cmocka_unit_test(test_signal),   cmocka_unit_test(test_wrong_retriever),
+        cmocka_unit_test(test_requests),        cmocka_unit_test(test_store_dies),
+        cmocka_unit_test(test_lifeline),        cmocka_unit_test(test_signal),
+        cmocka_unit_test(test_wrong_retriever),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
