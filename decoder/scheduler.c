@@ -351,7 +351,7 @@ static void add_member(struct scheduler *s, uint32_t at, struct sequence *q, uin
 /* Whether the sequence may touch positions [0, end) in a dense step; if not it is ended. */
 static bool fits_staging(struct scheduler *s, struct sequence *q, uint32_t end)
 {
-    uint32_t limit = stepper_dense_limit(s->stepper);
+    uint32_t limit = stepper_dense_limit(s->stepper, 1);
     if (end <= limit)
         return true;
     sequence_fail(q, -ENOSPC,
@@ -417,8 +417,8 @@ static int decode_full(struct scheduler *s, struct err *err)
             struct sequence *q = s->all[i];
             if (q->state != SEQUENCE_DECODE || q->finish || q->sparse || !fits_staging(s, q, q->done + 1))
                 continue;
-            positions += q->done + 1;
-            if (positions > stepper_dense_limit(s->stepper) && n > 0)
+            positions += (q->done / BLOCK_TOKENS + 1) * BLOCK_TOKENS;
+            if (positions > stepper_dense_limit(s->stepper, 0) && n > 0)
                 break;
             add_member(s, n++, q, 1, 1);
         }

@@ -24,7 +24,8 @@ struct stepper {
     struct step_record *record;    /* of the step posted last */
     struct forward_entry *entries; /* [LIMIT_SEQUENCES] */
     uint32_t next, resident_version;
-    uint32_t runs, run; /* run that the pass is in, `runs` before the first layer */
+    uint32_t used_version; /* resident set of the tables read last; 0, before the first, is all layers */
+    uint32_t runs, run;    /* run that the pass is in, `runs` before the first layer */
     struct step_times times;
 };
 
@@ -72,10 +73,12 @@ uint32_t stepper_next(const struct stepper *s)
     return s->next;
 }
 
-uint32_t stepper_dense_limit(const struct stepper *s)
+uint32_t stepper_dense_limit(const struct stepper *s, int sure)
 {
     uint32_t staging = s->at.control->staging_tokens;
-    return staging && tables_offloaded(s->tables) ? staging : UINT32_MAX;
+    int unknown = s->resident_version != s->used_version;
+    int limited = unknown ? !sure : tables_offloaded(s->tables) > 0;
+    return staging && limited ? staging : UINT32_MAX;
 }
 
 void step_post(struct stepper *s, const struct step_spec *spec)
@@ -174,6 +177,7 @@ int step_run(struct stepper *s, const struct step_spec *spec, struct step_verdic
     int r = forward_run(s->forward, s->entries, spec->count, &source, err);
     if (r < 0)
         return r;
+    s->used_version = s->record->resident_version;
     flag_raise(flag_at(s, FLAG_KV_WRITTEN), s->record->step);
     flag_raise(flag_at(s, FLAG_STEP_CONSUMED), s->record->step);
     doorbell_ring(s->at.store_bell);

@@ -62,8 +62,10 @@ void stepper_adopt_residents(struct stepper *s);
 
 uint32_t stepper_next(const struct stepper *s); /* the step that the next step_post posts */
 
-/* Positions that a dense step may touch, all parts together; UINT32_MAX when there is no limit now. */
-uint32_t stepper_dense_limit(const struct stepper *s);
+/* Positions that a dense step may touch, all parts together, each rounded up to whole pages; UINT32_MAX: as
+ * many as there are. `sure`: only if layers are offloaded for certain, not when a resident set that no step
+ * has used yet may offload some. */
+uint32_t stepper_dense_limit(const struct stepper *s, int sure);
 
 /* Writes the record and tells the store. From here on the store has the ids. */
 void step_post(struct stepper *s, const struct step_spec *spec);

@@ -17,7 +17,7 @@
 #include "link/segment.h"
 #include "proto/control.h"
 
-enum { STORE_SEQUENCES = 4, STORE_CONTEXT = 256 };
+enum { STORE_SEQUENCES = 4, STORE_CONTEXT = 256, STORE_STAGING = 192 };
 
 enum store_fault {
     STORE_SOUND,
@@ -138,7 +138,7 @@ static void store_fill(struct store *s, struct step_record *r)
 {
     struct table_view v = store_view(s, r->step);
     struct table_header *head = (struct table_header *)v.base;
-    uint32_t resident = r->kind == STEP_SPARSE ? atomic_load(&s->offloaded_from) : s->layout.layers;
+    uint32_t resident = atomic_load(&s->offloaded_from), staged = 0;
     memset(head, 0, sizeof *head);
     head->step = r->step;
     head->resident_version = r->resident_version;
@@ -147,6 +147,9 @@ static void store_fill(struct store *s, struct step_record *r)
         const struct step_entry *e = &r->entry[i];
         int fault = e->sequence == atomic_load(&s->fault_sequence) ? atomic_load(&s->fault) : STORE_SOUND;
         int status = fault == STORE_DROPS ? -ENOSPC : 0;
+        staged += (e->position + e->count + BLOCK_TOKENS - 1) / BLOCK_TOKENS * BLOCK_TOKENS;
+        if (r->kind == STEP_DENSE && resident < s->layout.layers && staged > STORE_STAGING)
+            status = -ENOSPC;
         for (uint32_t phase = 0; phase < 2; phase++)
             *table_sequence_at(&v, phase, e->sequence) = (struct table_sequence){r->step, status, 0, 0};
         store_places(s, &v, e, fault);
@@ -210,6 +213,7 @@ static void store_start(struct store *s, const struct kv_layout *layout, uint64_
                                     .sequences_max = STORE_SEQUENCES,
                                     .list_max = STORE_CONTEXT,
                                     .slots = STORE_CONTEXT + 3,
+                                    .staging_tokens = STORE_STAGING,
                                     .first_step = 5};
     struct control_header trial;
     control_header_init(&trial, layout, &params);

@@ -596,6 +596,27 @@ static void test_selects(void **state)
     rig_close(&g);
 }
 
+/* With offloaded layers dense steps are cut to what the store can stage, and a sequence that is longer ends. */
+static void test_staging(void **state)
+{
+    (void)state;
+    static struct rig g;
+    rig_open(&g);
+    atomic_store(&g.store.offloaded_from, 1);
+    for (uint32_t i = 1; i <= 3; i++)
+        ask(&g, i, i, 40 + 15 * i, plain(10, GENERATE_FULL, 0));
+    finish(&g);
+    for (uint32_t i = 1; i <= 3; i++)
+        check_greedy(&g, i, i, 40 + 15 * i, 10);
+    ask(&g, 4, 4, STORE_STAGING + 1, plain(4, GENERATE_FULL, 0));
+    ask(&g, 5, 5, STORE_STAGING - 2, plain(4, GENERATE_FULL, 0));
+    finish(&g);
+    check_error(&g, 4, -ENOSPC, "expected at most 192");
+    check_error(&g, 5, -ENOSPC, "expected at most 192");
+    assert_int_equal(g.results[5].count, 2); /* the third was sampled, not recorded */
+    rig_close(&g);
+}
+
 /* The resident set that the store proposes is taken over at the next step boundary. */
 static void test_residents(void **state)
 {
@@ -619,7 +640,7 @@ int main(void)
         cmocka_unit_test(test_stop),      cmocka_unit_test(test_context_edges),
         cmocka_unit_test(test_sampling),  cmocka_unit_test(test_faults),
         cmocka_unit_test(test_abort),     cmocka_unit_test(test_selects),
-        cmocka_unit_test(test_residents),
+        cmocka_unit_test(test_residents), cmocka_unit_test(test_staging),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
