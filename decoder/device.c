@@ -28,7 +28,7 @@ struct device {
     struct mailbox *orders, *posts;
     pthread_t thread;
     uint8_t *eos;
-    struct forward *forward;
+    struct pass *pass;
     struct stepper *stepper;
     struct scheduler *scheduler;
     struct backlog *backlog, **backlog_end;
@@ -96,11 +96,11 @@ static void post_fatal(struct device *d, const struct err *err)
 
 static void publish_figures(struct device *d)
 {
-    struct device_figures f = {.activation_bytes = forward_bytes(d->forward)};
+    struct device_figures f = {.activation_bytes = pass_bytes(d->pass)};
     scheduler_figures(d->scheduler, &f.requests);
     f.steps = *stepper_times(d->stepper);
-    f.times = *forward_times(d->forward);
-    snprintf(f.backend, sizeof f.backend, "%s", forward_backend(d->forward));
+    f.times = *pass_times(d->pass);
+    snprintf(f.backend, sizeof f.backend, "%s", pass_backend(d->pass));
     pthread_mutex_lock(&d->mutex);
     d->figures = f;
     pthread_mutex_unlock(&d->mutex);
@@ -130,12 +130,12 @@ static uint8_t *collect_eos(const struct model *model)
 
 static int prepare(struct device *d, struct err *err)
 {
-    int r = forward_create(d->options.model, &d->options.forward, &d->forward, err);
+    int r = pass_create(d->options.model, &d->options.pass, &d->pass, err);
     if (r < 0)
         return r;
-    const struct step_attachment *at = &d->options.attachment;
+    const struct stepper_attachment *at = &d->options.attachment;
     d->eos = collect_eos(d->options.model);
-    d->stepper = stepper_create(at, d->forward);
+    d->stepper = stepper_create(at, d->pass);
     uint32_t sequences =
         d->options.sequences < at->control->sequences_max ? d->options.sequences : at->control->sequences_max;
     struct scheduler_options options = {.vocab = model_config(d->options.model)->vocab,
@@ -147,7 +147,7 @@ static int prepare(struct device *d, struct err *err)
                                         .eos = d->eos,
                                         .emit = emit,
                                         .arg = d};
-    d->scheduler = scheduler_create(&options, d->stepper, d->forward);
+    d->scheduler = scheduler_create(&options, d->stepper, d->pass);
     return 0;
 }
 
@@ -220,7 +220,7 @@ static void *device_main(void *arg)
     }
     scheduler_free(&d->scheduler);
     stepper_free(&d->stepper);
-    forward_free(&d->forward); /* by the thread that made it */
+    pass_free(&d->pass); /* by the thread that made it */
     return NULL;
 }
 

@@ -7,24 +7,24 @@
 
 #include "base/err.h"
 #include "base/mailbox.h"
-#include "decoder/forward.h"
+#include "decoder/pass.h"
 #include "decoder/order.h"
 #include "decoder/scheduler.h"
-#include "decoder/step.h"
+#include "decoder/stepper.h"
 #include "model/model.h"
 
 struct device_options {
     const struct model *model;
-    struct forward_options forward;
+    struct pass_options pass;
     uint32_t context, sequences, chunk;
-    uint64_t head;                     /* fingerprint of the retrieval head */
-    struct step_attachment attachment; /* stays mapped until the device is freed */
+    uint64_t head;                        /* fingerprint of the retrieval head */
+    struct stepper_attachment attachment; /* stays mapped until the device is freed */
 };
 
 struct device_figures { /* a copy of the state after the last turn, or step */
     struct scheduler_figures requests;
-    struct step_times steps;
-    struct forward_times times;
+    struct stepper_times steps;
+    struct pass_times times;
     uint64_t activation_bytes;
     char backend[32];
 };

@@ -4,20 +4,20 @@
 
 #include "base/err.h"
 #include "base/log.h"
-#include "decoder/options.h"
+#include "decoder/settings.h"
 #include "decoder/serve.h"
 #include "model/model.h"
 
 int main(int argc, char **argv)
 {
-    struct options options;
+    struct settings options;
     struct err err = {0};
-    if (options_parse(argc, argv, &options, &err) < 0) {
+    if (settings_parse(argc, argv, &options, &err) < 0) {
         fprintf(stderr, "specontext-decoder: %s\n", err.text);
         return 2;
     }
     if (options.help) {
-        options_help();
+        settings_help();
         return 0;
     }
     log_init("decoder", options.log);

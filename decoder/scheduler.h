@@ -1,14 +1,14 @@
 /* Which sequence goes on next: admission, prefill in chunks between decode steps, batches by kind and
  * selection, ends. Speaks to others through one function that emits messages; waits for nobody but in
- * step_run. Device thread only. */
+ * stepper_run. Device thread only. */
 #ifndef DECODER_SCHEDULER_H
 #define DECODER_SCHEDULER_H
 
 #include <stdint.h>
 
 #include "base/err.h"
-#include "decoder/forward.h"
-#include "decoder/step.h"
+#include "decoder/pass.h"
+#include "decoder/stepper.h"
 #include "proto/msg.h"
 
 #define SCHEDULER_REQUESTS_MAX 1024u /* queued and running; more are refused with -EBUSY */
@@ -19,7 +19,7 @@ enum scheduler_target { SCHEDULER_TO_CLIENT, SCHEDULER_TO_STORE, SCHEDULER_TO_RE
 struct scheduler_options {
     uint32_t vocab, context;
     uint32_t list_max;  /* of the control segment */
-    uint32_t sequences; /* live at once; <= the control segment's and the forward's */
+    uint32_t sequences; /* live at once; <= the control segment's and the pass's */
     uint32_t chunk;     /* prefill tokens a step */
     uint64_t head;      /* fingerprint of the retrieval head: part of how sparse KV is made */
     const uint8_t *eos; /* [vocab], borrowed: 1 = ends a generation */
@@ -40,7 +40,7 @@ struct scheduler_figures {
 struct scheduler;
 
 struct scheduler *scheduler_create(const struct scheduler_options *options, struct stepper *stepper,
-                                   struct forward *forward);
+                                   struct pass *pass);
 void scheduler_free(struct scheduler **scheduler);
 
 /* Orders; handled at step boundaries. `id`: the request's number, never used before. Takes msg's memory. */

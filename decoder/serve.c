@@ -35,7 +35,7 @@ enum { POSTS_MAX = 4096 };
 #define LAST_WORDS_NS (50 * CLOCK_MS) /* for messages on their way out before the sockets close */
 
 struct serve {
-    const struct options *options;
+    const struct settings *options;
     const struct model *model;
     struct identity identity; /* what peers are told, and compared with */
     struct loop *loop;
@@ -317,16 +317,16 @@ static void on_bell(void *arg, uint32_t events)
 
 static void start_device(struct serve *s)
 {
-    const struct options *o = s->options;
+    const struct settings *o = s->options;
     const struct model_config *c = model_config(s->model);
     uint32_t early = o->early_layers >= 0 ? (uint32_t)o->early_layers : c->layers / 3;
     struct device_options device = {
         .model = s->model,
-        .forward = {.threads = o->threads,
-                    .isa = o->isa,
-                    .tokens_max = o->chunk > o->sequences ? o->chunk : o->sequences,
-                    .entries_max = o->sequences,
-                    .logits_max = o->sequences},
+        .pass = {.threads = o->threads,
+                 .isa = o->isa,
+                 .tokens_max = o->chunk > o->sequences ? o->chunk : o->sequences,
+                 .entries_max = o->sequences,
+                 .logits_max = o->sequences},
         .context = s->identity.layout.context_max,
         .sequences = o->sequences,
         .chunk = o->chunk,
@@ -494,7 +494,7 @@ static void serve_close(struct serve *s)
     loop_free(&s->loop);
 }
 
-int serve_run(const struct options *options, const struct model *model)
+int serve_run(const struct settings *options, const struct model *model)
 {
     struct serve s = {.options = options, .model = model, .state = "starting"};
     struct err err = {0};

@@ -37,7 +37,7 @@ static json_t *tokens(const struct scheduler_figures *f)
     return o;
 }
 
-static json_t *steps(const struct step_times *f)
+static json_t *steps(const struct stepper_times *f)
 {
     json_t *o = json_object();
     json_object_set_new(o, "dense", json_integer((json_int_t)f->dense));

@@ -5,6 +5,7 @@
 #define TESTS_UNIT_DECODER_STORE_H
 
 #include <errno.h>
+#include <limits.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -43,32 +44,33 @@ struct store {
     atomic_uint offloaded_from; /* first layer without pages in sparse steps */
     atomic_int fault;
     atomic_uint fault_sequence;
-    atomic_uint seen; /* steps looked at */
+    atomic_int steps_left; /* answers that many steps, then none until it is raised */
+    atomic_uint seen;      /* steps looked at */
     uint32_t next;
 };
 
-static uint64_t store_page(const struct store *s, uint32_t sequence, uint32_t layer, uint32_t page)
+static inline uint64_t store_page(const struct store *s, uint32_t sequence, uint32_t layer, uint32_t page)
 {
     uint32_t pages = STORE_CONTEXT / BLOCK_TOKENS;
     uint64_t number = ((uint64_t)sequence * s->layout.layers + layer) * pages + (page * 3 + 1) % pages;
     return number * s->control->page_bytes;
 }
 
-static uint64_t store_slab(const struct store *s, uint32_t sequence, uint32_t layer, uint32_t slab)
+static inline uint64_t store_slab(const struct store *s, uint32_t sequence, uint32_t layer, uint32_t slab)
 {
     uint64_t number = ((uint64_t)sequence * s->layout.layers + layer) * s->control->slabs_max + slab;
     return s->slots_at + number * s->control->slab_bytes;
 }
 
-static uint8_t *store_in_page(const struct store *s, uint32_t sequence, uint32_t layer, uint32_t head,
-                              uint32_t position)
+static inline uint8_t *store_in_page(const struct store *s, uint32_t sequence, uint32_t layer, uint32_t head,
+                                     uint32_t position)
 {
     return s->device + store_page(s, sequence, layer, position / BLOCK_TOKENS) +
            ((uint64_t)head * BLOCK_TOKENS + position % BLOCK_TOKENS) * s->layout.piece_bytes;
 }
 
-static uint8_t *store_in_slot(const struct store *s, uint32_t sequence, uint32_t layer, uint32_t head,
-                              uint32_t slot)
+static inline uint8_t *store_in_slot(const struct store *s, uint32_t sequence, uint32_t layer, uint32_t head,
+                                     uint32_t slot)
 {
     uint32_t unit = head * s->control->slots + slot, slab = unit / s->control->units_per_slab;
     return s->device + store_slab(s, sequence, layer, slab) +
@@ -76,19 +78,19 @@ static uint8_t *store_in_slot(const struct store *s, uint32_t sequence, uint32_t
 }
 
 /* Slots are given out backwards, so that no slot equals its position. */
-static uint32_t store_slot(const struct store *s, uint32_t position)
+static inline uint32_t store_slot(const struct store *s, uint32_t position)
 {
     return s->control->slots - 1 - position;
 }
 
-static struct table_view store_view(struct store *s, uint32_t step)
+static inline struct table_view store_view(struct store *s, uint32_t step)
 {
     struct table_view v = {s->control, (uint8_t *)control_table_at(s->control, step), {0}};
     control_table_offsets(s->control, &v.at);
     return v;
 }
 
-static void store_lists(struct store *s, struct table_view *v, const struct step_entry *e, int fault)
+static inline void store_lists(struct store *s, struct table_view *v, const struct step_entry *e, int fault)
 {
     for (uint32_t phase = 0; phase < 2; phase++)
         for (uint32_t g = 0; g < s->layout.groups; g++)
@@ -108,7 +110,7 @@ static void store_lists(struct store *s, struct table_view *v, const struct step
             }
 }
 
-static void store_places(struct store *s, struct table_view *v, const struct step_entry *e, int fault)
+static inline void store_places(struct store *s, struct table_view *v, const struct step_entry *e, int fault)
 {
     for (uint32_t l = 0; l < s->layout.layers; l++) {
         for (uint32_t p = 0; p < STORE_CONTEXT / BLOCK_TOKENS; p++)
@@ -123,7 +125,7 @@ static void store_places(struct store *s, struct table_view *v, const struct ste
 }
 
 /* Between pages, which stand for the host here, and slots. */
-static void store_move(struct store *s, const struct step_entry *e, uint32_t first, int to_slots)
+static inline void store_move(struct store *s, const struct step_entry *e, uint32_t first, int to_slots)
 {
     for (uint32_t l = atomic_load(&s->offloaded_from); l < s->layout.layers; l++)
         for (uint32_t h = 0; h < s->layout.row_heads; h++)
@@ -134,7 +136,7 @@ static void store_move(struct store *s, const struct step_entry *e, uint32_t fir
             }
 }
 
-static void store_fill(struct store *s, struct step_record *r)
+static inline void store_fill(struct store *s, struct step_record *r)
 {
     struct table_view v = store_view(s, r->step);
     struct table_header *head = (struct table_header *)v.base;
@@ -162,7 +164,7 @@ static void store_fill(struct store *s, struct step_record *r)
     }
 }
 
-static void store_step(struct store *s, struct step_record *r)
+static inline void store_step(struct store *s, struct step_record *r)
 {
     atomic_store(&s->seen, r->step);
     if (r->kind == STEP_RECORD)
@@ -185,14 +187,16 @@ static void store_step(struct store *s, struct step_record *r)
     flag_raise(control_flag_at(s->control, FLAG_COMMITTED), r->step);
 }
 
-static void *store_main(void *arg)
+static inline void *store_main(void *arg)
 {
     struct store *s = arg;
     while (!atomic_load(&s->stop)) {
         struct pollfd p = {.fd = s->bell, .events = POLLIN};
         poll(&p, 1, 50);
         doorbell_clear(s->bell);
-        while (flag_reached(control_flag_at(s->control, FLAG_STEP_POSTED), s->next)) {
+        while (atomic_load(&s->steps_left) > 0 &&
+               flag_reached(control_flag_at(s->control, FLAG_STEP_POSTED), s->next)) {
+            atomic_fetch_sub(&s->steps_left, 1);
             struct step_record *r = control_step_at(s->control, s->next);
             CHECK(r->step == s->next);
             if (atomic_load(&s->fault) == STORE_SILENT)
@@ -204,7 +208,7 @@ static void *store_main(void *arg)
     return NULL;
 }
 
-static void store_start(struct store *s, const struct kv_layout *layout, uint64_t decoder_epoch)
+static inline void store_start(struct store *s, const struct kv_layout *layout, uint64_t decoder_epoch)
 {
     memset(s, 0, sizeof *s);
     s->layout = *layout;
@@ -230,11 +234,19 @@ static void store_start(struct store *s, const struct kv_layout *layout, uint64_
     memset(s->device, 0xff, (size_t)params.device_bytes);
     s->next = params.first_step;
     atomic_store(&s->offloaded_from, layout->layers);
+    atomic_store(&s->steps_left, INT_MAX);
     CHECK(doorbell_create(&s->bell) == 0);
     CHECK(pthread_create(&s->thread, NULL, store_main, s) == 0);
 }
 
-static void store_stop(struct store *s)
+/* Any thread: lets it answer `steps` more. */
+static inline void store_allow(struct store *s, int steps)
+{
+    atomic_store(&s->steps_left, steps);
+    doorbell_ring(s->bell);
+}
+
+static inline void store_stop(struct store *s)
 {
     atomic_store(&s->stop, 1);
     flag_abort_all(s->control);

@@ -27,7 +27,7 @@ struct result { /* of one request */
 struct rig {
     struct model *model;
     const struct model_config *config;
-    struct forward *forward;
+    struct pass *pass;
     struct kv_layout layout;
     struct store store;
     struct stepper *stepper;
@@ -121,8 +121,8 @@ static void rig_open(struct rig *g)
     if (model_open(find_model(), &g->model, &err) < 0)
         fail_msg("%s", err.text);
     g->config = model_config(g->model);
-    struct forward_options options = {2, COMPUTE_ISA_AUTO, CHUNK, STORE_SEQUENCES, STORE_SEQUENCES};
-    assert_int_equal(forward_create(g->model, &options, &g->forward, &err), 0);
+    struct pass_options options = {2, COMPUTE_ISA_AUTO, CHUNK, STORE_SEQUENCES, STORE_SEQUENCES};
+    assert_int_equal(pass_create(g->model, &options, &g->pass, &err), 0);
     g->layout = (struct kv_layout){.layers = g->config->layers,
                                    .row_heads = g->config->kv_heads,
                                    .selection_heads = g->config->kv_heads,
@@ -131,8 +131,8 @@ static void rig_open(struct rig *g)
                                    .context_max = STORE_CONTEXT};
     layout_set_groups(&g->layout, 2);
     store_start(&g->store, &g->layout, 2);
-    struct step_attachment attachment = {g->layout, g->store.control, g->store.device, g->store.bell, 2};
-    g->stepper = stepper_create(&attachment, g->forward);
+    struct stepper_attachment attachment = {g->layout, g->store.control, g->store.device, g->store.bell, 2};
+    g->stepper = stepper_create(&attachment, g->pass);
     g->eos = mem_alloc(g->config->vocab, 1);
     struct scheduler_options so = {.vocab = g->config->vocab,
                                    .context = STORE_CONTEXT,
@@ -143,7 +143,7 @@ static void rig_open(struct rig *g)
                                    .eos = g->eos,
                                    .emit = take,
                                    .arg = g};
-    g->scheduler = scheduler_create(&so, g->stepper, g->forward);
+    g->scheduler = scheduler_create(&so, g->stepper, g->pass);
     g->places = STORE_SEQUENCES;
 }
 
@@ -152,7 +152,7 @@ static void rig_close(struct rig *g)
     store_stop(&g->store);
     scheduler_free(&g->scheduler);
     stepper_free(&g->stepper);
-    forward_free(&g->forward);
+    pass_free(&g->pass);
     model_free(&g->model);
     mem_free(&g->eos);
 }
@@ -255,7 +255,7 @@ struct plain_kv {
     uint64_t *at;
 };
 
-static int plain_layer(void *arg, uint32_t layer, struct forward_kv *kv, struct err *err)
+static int plain_layer(void *arg, uint32_t layer, struct pass_kv *kv, struct err *err)
 {
     (void)err;
     struct plain_kv *p = arg;
@@ -274,12 +274,12 @@ static void greedy(const struct rig *g, uint32_t seed, uint32_t prompt, uint32_t
     struct plain_kv kv = {g, mem_alloc_aligned(all, g->store.control->page_bytes), mem_alloc(all, 8)};
     for (uint32_t i = 0; i < all; i++)
         kv.at[i] = i * g->store.control->page_bytes;
-    struct forward_source source = {.layer = plain_layer, .arg = &kv};
+    struct pass_source source = {.layer = plain_layer, .arg = &kv};
     for (uint32_t p = 0; p + 1 < prompt + count; p++) {
         uint32_t id = p < prompt ? prompt_id(g, seed, p) : ret[p - prompt], best = 0;
-        struct forward_entry entry = {&id, p, 1, 1};
-        assert_int_equal(forward_run(g->forward, &entry, 1, &source, NULL), 0);
-        const float *row = forward_logits(g->forward, 0);
+        struct pass_entry entry = {&id, p, 1, 1};
+        assert_int_equal(pass_run(g->pass, &entry, 1, &source, NULL), 0);
+        const float *row = pass_logits(g->pass, 0);
         for (uint32_t i = 1; i < g->config->vocab; i++)
             best = row[i] > row[best] ? i : best;
         if (p + 1 >= prompt)
@@ -596,7 +596,8 @@ static void test_selects(void **state)
     rig_close(&g);
 }
 
-/* With offloaded layers dense steps are cut to what the store can stage, and a sequence that is longer ends. */
+/* With offloaded layers dense steps are cut to what the store can stage, and a sequence that is longer
+ * ends. */
 static void test_staging(void **state)
 {
     (void)state;

@@ -24,7 +24,7 @@
 #include "link/runtime.h"
 #include "tests/unit/decoder_store.h"
 
-enum { DEADLINE_S = 60, PROMPT = 20, REQUESTS = 8 };
+enum { DEADLINE_S = 60, PROMPT = 20, CHUNK = 8, PROMPT_STEPS = 3, REQUESTS = 8 };
 
 struct heard { /* of one request */
     uint32_t tokens, progress, done;
@@ -42,7 +42,7 @@ struct stage {
     struct bus_server *store_server, *retriever_server;
     struct bus_client *client;
     struct store store;
-    bool attached, ready;
+    bool attached, ready, reported;
     uint32_t index_used, opened, closed;
     uint64_t selections;
     struct heard heard[REQUESTS];
@@ -146,6 +146,7 @@ static void client_message(void *arg, struct msg *msg)
         snprintf(s->status, sizeof s->status, "%.*s", (int)msg->report.json.bytes,
                  (const char *)msg->report.json.data);
         s->ready = strstr(s->status, "\"state\":\"ready\"") != NULL;
+        s->reported = true;
         break;
     case MSG_TOKEN:
         h->tokens += msg->token.tokens.count;
@@ -231,6 +232,16 @@ static bool ended_and_done(struct stage *s)
     return s->exit_status != -1 && s->heard[1].done > 0;
 }
 
+static bool second_done(struct stage *s)
+{
+    return s->heard[2].done > 0;
+}
+
+static bool got_report(struct stage *s)
+{
+    return s->reported;
+}
+
 static bool got_error(struct stage *s)
 {
     return s->error.code != 0;
@@ -242,15 +253,15 @@ static void start_child(struct stage *s, const char *path)
     s->child = fork();
     assert_true(s->child >= 0);
     if (s->child == 0) {
-        struct options options = {.runtime = s->dir,
-                                  .lifeline = s->lifeline[0],
-                                  .log = LOG_LEVEL_ERROR,
-                                  .model = path,
-                                  .context = STORE_CONTEXT,
-                                  .threads = 1,
-                                  .sequences = STORE_SEQUENCES,
-                                  .chunk = 8,
-                                  .early_layers = -1};
+        struct settings options = {.runtime = s->dir,
+                                   .lifeline = s->lifeline[0],
+                                   .log = LOG_LEVEL_ERROR,
+                                   .model = path,
+                                   .context = STORE_CONTEXT,
+                                   .threads = 1,
+                                   .sequences = STORE_SEQUENCES,
+                                   .chunk = CHUNK,
+                                   .early_layers = -1};
         close(s->lifeline[1]);
         log_init("decoder", LOG_LEVEL_ERROR);
         _exit(serve_run(&options, s->model));
@@ -323,6 +334,14 @@ static void say(struct stage *s, uint32_t kind, uint64_t id)
     assert_int_equal(bus_send(s->client, &msg), 0);
 }
 
+/* Until the decoder's loop has handled everything that was said before. */
+static void settle(struct stage *s)
+{
+    s->reported = false;
+    say(s, MSG_STATUS, 1);
+    run_until(s, got_report);
+}
+
 static void generate(struct stage *s, uint64_t id, uint32_t max_tokens, uint32_t flags)
 {
     uint32_t ids[PROMPT];
@@ -359,21 +378,27 @@ static void test_requests(void **state)
     assert_int_equal(s->heard[1].last.generated_tokens, 6);
     assert_int_equal(s->selections, 5);
     memset(s->heard, 0, sizeof s->heard);
+    store_allow(&s->store, PROMPT_STEPS + 1);
     generate(s, 1, 150, GENERATE_FULL);
     run_until(s, first_token);
     generate(s, 1, 150, GENERATE_FULL);
     run_until(s, got_error);
     assert_int_equal(s->error.code, -EEXIST);
     say(s, MSG_CANCEL, 1);
+    settle(s);
+    store_allow(&s->store, INT_MAX);
     run_until(s, first_done);
     assert_int_equal(s->heard[1].last.reason, FINISH_CANCELLED);
     assert_int_equal(s->opened, 2);
     assert_int_equal(s->closed, 2);
     memset(s->heard, 0, sizeof s->heard);
+    store_allow(&s->store, PROMPT_STEPS + 1);
     generate(s, 1, 30, 0);
     run_until(s, first_token);
     say(s, MSG_DRAIN, 0);
     generate(s, 2, 30, 0);
+    run_until(s, second_done);
+    store_allow(&s->store, INT_MAX);
     run_until(s, ended_and_done);
     assert_int_equal(s->exit_status, 0);
     assert_int_equal(s->heard[1].tokens, 30);
@@ -388,6 +413,7 @@ static void test_store_dies(void **state)
     struct stage *s = &stage;
     stage_open(s, false);
     run_until(s, is_ready);
+    store_allow(&s->store, PROMPT_STEPS + 1);
     generate(s, 1, 200, 0);
     run_until(s, first_token);
     close(s->connection);
@@ -418,6 +444,7 @@ static void test_signal(void **state)
     struct stage *s = &stage;
     stage_open(s, false);
     run_until(s, is_ready);
+    store_allow(&s->store, PROMPT_STEPS + 1);
     generate(s, 1, 200, 0);
     run_until(s, first_token);
     kill(s->child, SIGTERM);

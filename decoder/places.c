@@ -1,9 +1,9 @@
-/* The reader of the store's tables; see tables.h and SHARED-MEMORY.md section 3.
+/* The reader of the store's tables; see places.h and SHARED-MEMORY.md section 3.
  *
  * Owner: the device thread. State: copies of the current step's lists (of one phase and group at a time) and
  * of one layer's page or slab offsets. It never writes shared memory, and hands out no pointer into it but
  * device memory's begin. */
-#include "decoder/tables.h"
+#include "decoder/places.h"
 
 #include <errno.h>
 #include <string.h>
@@ -18,7 +18,7 @@ struct verdict {
     const char *why;
 };
 
-struct tables {
+struct places {
     struct kv_layout layout;
     struct control_header header; /* a copy: sizes that were checked once stay what they were */
     struct control_header *control;
@@ -37,10 +37,10 @@ struct tables {
     uint32_t offsets_max;
 };
 
-struct tables *tables_create(const struct kv_layout *layout, struct control_header *control, uint8_t *device)
+struct places *places_create(const struct kv_layout *layout, struct control_header *control, uint8_t *device)
 {
     CHECK(layout->selection_heads == layout->row_heads);
-    struct tables *t = mem_alloc(1, sizeof *t);
+    struct places *t = mem_alloc(1, sizeof *t);
     t->layout = *layout;
     memcpy(&t->header, control, sizeof t->header);
     t->control = control;
@@ -57,9 +57,9 @@ struct tables *tables_create(const struct kv_layout *layout, struct control_head
     return t;
 }
 
-void tables_free(struct tables **tables)
+void places_free(struct places **places)
 {
-    struct tables *t = *tables;
+    struct places *t = *places;
     if (!t)
         return;
     mem_free(&t->positions);
@@ -69,10 +69,10 @@ void tables_free(struct tables **tables)
     mem_free(&t->writes);
     mem_free(&t->slab_used);
     mem_free(&t->offsets);
-    mem_free(tables);
+    mem_free(places);
 }
 
-void tables_begin(struct tables *t, const struct step_record *record)
+void places_begin(struct places *t, const struct step_record *record)
 {
     CHECK(record->entries <= t->header.sequences_max);
     t->record = record;
@@ -80,13 +80,13 @@ void tables_begin(struct tables *t, const struct step_record *record)
     memset(t->verdict, 0, sizeof t->verdict);
 }
 
-static void drop(struct tables *t, uint32_t entry, int status, const char *why)
+static void drop(struct places *t, uint32_t entry, int status, const char *why)
 {
     if (t->verdict[entry].status == 0)
         t->verdict[entry] = (struct verdict){status, why};
 }
 
-static struct table_view view_of(const struct tables *t)
+static struct table_view view_of(const struct places *t)
 {
     struct table_view view = {&t->header, NULL, {0}};
     view.base = (uint8_t *)t->control + t->header.tables_at + (t->record->step & 1) * t->header.table_bytes;
@@ -94,7 +94,7 @@ static struct table_view view_of(const struct tables *t)
     return view;
 }
 
-int tables_phase(struct tables *t, enum tables_phase phase, struct err *err)
+int places_phase(struct places *t, enum places_phase phase, struct err *err)
 {
     struct table_view view = view_of(t);
     struct table_header head;
@@ -129,7 +129,7 @@ static int copy_items(uint32_t *to, const uint32_t *from, uint32_t count, uint32
     return most < limit;
 }
 
-static void mark_slabs(struct tables *t, uint32_t entry, uint32_t head, const struct attn_list *list)
+static void mark_slabs(struct places *t, uint32_t entry, uint32_t head, const struct attn_list *list)
 {
     uint8_t *used = t->slab_used + (size_t)entry * t->header.slabs_max;
     uint32_t first = head * t->header.slots; /* below LIMIT_ROW_HEADS * LIMIT_CONTEXT */
@@ -138,7 +138,7 @@ static void mark_slabs(struct tables *t, uint32_t entry, uint32_t head, const st
 }
 
 /* Copies the lists of one entry and head. NULL, or what is wrong with them. */
-static const char *copy_lists(struct tables *t, const struct table_view *view, uint32_t entry, uint32_t group,
+static const char *copy_lists(struct places *t, const struct table_view *view, uint32_t entry, uint32_t group,
                               uint32_t phase, uint32_t head)
 {
     const struct step_entry *e = &t->record->entry[entry];
@@ -168,7 +168,7 @@ static const char *copy_lists(struct tables *t, const struct table_view *view, u
     return NULL;
 }
 
-static void load_lists(struct tables *t, uint32_t phase, uint32_t group)
+static void load_lists(struct places *t, uint32_t phase, uint32_t group)
 {
     uint32_t key = phase * t->layout.groups + group;
     if (t->lists_of == key)
@@ -186,13 +186,13 @@ static void load_lists(struct tables *t, uint32_t phase, uint32_t group)
 }
 
 /* Whether [offset, offset + bytes) lies in device memory, where a page or slab may begin. */
-static int inside(const struct tables *t, uint64_t offset, uint64_t bytes)
+static int inside(const struct places *t, uint64_t offset, uint64_t bytes)
 {
     return offset % OFFSET_ALIGN == 0 && bytes <= t->header.device_bytes &&
            offset <= t->header.device_bytes - bytes;
 }
 
-static void aim_pages(struct tables *t, const struct table_view *view, uint32_t entry, uint32_t layer,
+static void aim_pages(struct places *t, const struct table_view *view, uint32_t entry, uint32_t layer,
                       struct kv_view *kv)
 {
     const struct step_entry *e = &t->record->entry[entry];
@@ -212,7 +212,7 @@ static void aim_pages(struct tables *t, const struct table_view *view, uint32_t 
     kv->page_tokens = BLOCK_TOKENS;
 }
 
-static void aim_slots(struct tables *t, const struct table_view *view, uint32_t entry, uint32_t layer,
+static void aim_slots(struct places *t, const struct table_view *view, uint32_t entry, uint32_t layer,
                       struct kv_view *kv)
 {
     const uint64_t *from = table_slabs_at(view, t->record->entry[entry].sequence, layer);
@@ -229,20 +229,20 @@ static void aim_slots(struct tables *t, const struct table_view *view, uint32_t 
     kv->units_per_slab = t->header.units_per_slab;
 }
 
-void tables_layer(struct tables *t, uint32_t layer, struct forward_kv *kv)
+void places_layer(struct places *t, uint32_t layer, struct pass_kv *kv)
 {
     struct table_view view = view_of(t);
     int sparse = t->record->kind == STEP_SPARSE;
     if (sparse) {
         int early = t->record->selection == SELECTION_MIXED && layer < t->record->early_layers;
-        load_lists(t, early ? TABLES_PHASE_EARLY : TABLES_PHASE_LATE, layout_group_of(&t->layout, layer));
+        load_lists(t, early ? PLACES_EARLY : PLACES_LATE, layout_group_of(&t->layout, layer));
     }
     for (uint32_t e = 0; e < t->record->entries; e++) {
         int slotted = sparse && !t->resident[layer];
         size_t at = (size_t)e * t->layout.row_heads;
-        kv[e] = (struct forward_kv){.view = {.base = t->device,
-                                             .piece_bytes = t->layout.piece_bytes,
-                                             .type = (enum dtype)t->layout.dtype}};
+        kv[e] = (struct pass_kv){.view = {.base = t->device,
+                                          .piece_bytes = t->layout.piece_bytes,
+                                          .type = (enum dtype)t->layout.dtype}};
         if (t->verdict[e].status == 0) {
             if (slotted)
                 aim_slots(t, &view, e, layer, &kv[e].view);
@@ -256,13 +256,13 @@ void tables_layer(struct tables *t, uint32_t layer, struct forward_kv *kv)
     }
 }
 
-int tables_status(const struct tables *t, uint32_t entry, const char **ret_why)
+int places_status(const struct places *t, uint32_t entry, const char **ret_why)
 {
     *ret_why = t->verdict[entry].why ? t->verdict[entry].why : "";
     return t->verdict[entry].status;
 }
 
-uint32_t tables_offloaded(const struct tables *t)
+uint32_t places_offloaded(const struct places *t)
 {
     return t->offloaded;
 }

@@ -1,5 +1,5 @@
-/* Requests and sequences; see sequence.h. Owner of each: the scheduler. Nothing here waits or sends. */
-#include "decoder/sequence.h"
+/* Requests and sequences; see generation.h. Owner of each: the scheduler. Nothing here waits or sends. */
+#include "decoder/generation.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -10,7 +10,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 
-static int check_prompt(const struct msg_generate *g, const struct sequence_limits *limits, struct err *err)
+static int check_prompt(const struct msg_generate *g, const struct generation_limits *limits, struct err *err)
 {
     if (g->tokens.count == 0)
         return err_set(err, -EINVAL, "tokens: found none, expected at least 1");
@@ -25,7 +25,7 @@ static int check_prompt(const struct msg_generate *g, const struct sequence_limi
     return 0;
 }
 
-static int check_selection(const struct msg_generate *g, const struct sequence_limits *limits,
+static int check_selection(const struct msg_generate *g, const struct generation_limits *limits,
                            struct err *err)
 {
     if (g->flags & GENERATE_FULL)
@@ -55,9 +55,10 @@ static void take_sampling(struct sampler_params *to, const struct msg_sampling *
     to->seed = from->seed;
 }
 
-struct sequence *sequence_create(uint64_t id, struct msg *generate, const struct sequence_limits *limits)
+struct generation *generation_create(uint64_t id, struct msg *generate,
+                                     const struct generation_limits *limits)
 {
-    struct sequence *q = mem_alloc(1, sizeof *q);
+    struct generation *q = mem_alloc(1, sizeof *q);
     q->id = id;
     q->ask = *generate;
     generate->memory = NULL;
@@ -82,9 +83,9 @@ struct sequence *sequence_create(uint64_t id, struct msg *generate, const struct
     return q;
 }
 
-void sequence_free(struct sequence **sequence)
+void generation_free(struct generation **sequence)
 {
-    struct sequence *q = *sequence;
+    struct generation *q = *sequence;
     if (!q)
         return;
     msg_free(&q->ask);
@@ -92,10 +93,10 @@ void sequence_free(struct sequence **sequence)
     mem_free(sequence);
 }
 
-void sequence_admit(struct sequence *q)
+void generation_admit(struct generation *q)
 {
-    CHECK(q->state == SEQUENCE_QUEUED && !q->finish);
-    q->state = SEQUENCE_OPENING;
+    CHECK(q->state == GENERATION_QUEUED && !q->finish);
+    q->state = GENERATION_OPENING;
     q->asked_ns = clock_now_ns();
     if (q->tokens)
         return; /* refused once for want of room, and asked again */
@@ -104,7 +105,7 @@ void sequence_admit(struct sequence *q)
     q->count = q->prompt;
 }
 
-void sequence_end(struct sequence *q, uint32_t reason)
+void generation_end(struct generation *q, uint32_t reason)
 {
     if (q->finish)
         return;
@@ -113,7 +114,7 @@ void sequence_end(struct sequence *q, uint32_t reason)
         q->count--;
 }
 
-int sequence_fail(struct sequence *q, int code, const char *fmt, ...)
+int generation_fail(struct generation *q, int code, const char *fmt, ...)
 {
     if (q->finish)
         return code;
@@ -122,11 +123,11 @@ int sequence_fail(struct sequence *q, int code, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    sequence_end(q, FINISH_ERROR);
+    generation_end(q, FINISH_ERROR);
     return err_set(&q->failure, code, "%s", text);
 }
 
-static bool ends(const struct sequence *q, uint32_t id, const uint8_t *eos)
+static bool ends(const struct generation *q, uint32_t id, const uint8_t *eos)
 {
     const struct msg_generate *g = &q->ask.generate;
     for (uint32_t i = 0; i < g->stop_ids.count; i++)
@@ -135,22 +136,22 @@ static bool ends(const struct sequence *q, uint32_t id, const uint8_t *eos)
     return eos[id] && !(g->flags & GENERATE_IGNORE_EOS);
 }
 
-void sequence_take(struct sequence *q, uint32_t id, const uint8_t *eos)
+void generation_take(struct generation *q, uint32_t id, const uint8_t *eos)
 {
     CHECK(!q->finish && q->count < q->capacity);
     q->last_at_ns = clock_now_ns();
     if (!q->first_at_ns)
         q->first_at_ns = q->last_at_ns;
     if (ends(q, id, eos)) {
-        sequence_end(q, FINISH_STOP);
+        generation_end(q, FINISH_STOP);
         return;
     }
     q->tokens[q->count++] = id;
     if (q->count == q->capacity)
-        sequence_end(q, FINISH_LENGTH);
+        generation_end(q, FINISH_LENGTH);
 }
 
-static void begin(const struct sequence *q, uint32_t kind, struct msg *ret)
+static void begin(const struct generation *q, uint32_t kind, struct msg *ret)
 {
     memset(ret, 0, sizeof *ret);
     ret->kind = kind;
@@ -165,10 +166,10 @@ static void copy_tokens(struct msg *msg, struct msg_u32s *to, const uint32_t *fr
     *to = (struct msg_u32s){copy, count};
 }
 
-void sequence_open_store(const struct sequence *q, uint64_t head, struct msg *ret)
+void generation_open_store(const struct generation *q, uint64_t head, struct msg *ret)
 {
     const struct msg_generate *g = &q->ask.generate;
-    sequence_open_retriever(q, ret);
+    generation_open_retriever(q, ret);
     ret->open.flags = (g->flags & GENERATE_REUSE ? OPEN_REUSE : 0u) |
                       (g->flags & GENERATE_REUSE_SPARSE ? OPEN_REUSE_SPARSE : 0u);
     ret->open.salt = g->salt;
@@ -177,7 +178,7 @@ void sequence_open_store(const struct sequence *q, uint64_t head, struct msg *re
     copy_tokens(ret, &ret->open.tokens, q->tokens, q->prompt);
 }
 
-void sequence_open_retriever(const struct sequence *q, struct msg *ret)
+void generation_open_retriever(const struct generation *q, struct msg *ret)
 {
     const struct msg_generate *g = &q->ask.generate;
     begin(q, MSG_OPEN, ret);
@@ -191,19 +192,19 @@ void sequence_open_retriever(const struct sequence *q, struct msg *ret)
     }
 }
 
-void sequence_close(const struct sequence *q, struct msg *ret)
+void generation_close(const struct generation *q, struct msg *ret)
 {
     begin(q, MSG_CLOSE, ret);
     ret->close.sequence = q->id;
 }
 
-void sequence_progress(const struct sequence *q, struct msg *ret)
+void generation_progress(const struct generation *q, struct msg *ret)
 {
     begin(q, MSG_PROGRESS, ret);
     ret->progress = (struct msg_progress){q->done, q->prompt, q->cached};
 }
 
-void sequence_tokens(struct sequence *q, struct msg *ret)
+void generation_tokens(struct generation *q, struct msg *ret)
 {
     uint32_t first = q->prompt + q->sent;
     CHECK(q->recorded > first && q->recorded <= q->count);
@@ -217,7 +218,7 @@ static int64_t between(int64_t from, int64_t to)
     return from && to > from ? to - from : 0;
 }
 
-void sequence_done(const struct sequence *q, const struct kv_counters *counters, struct msg *ret)
+void generation_done(const struct generation *q, const struct kv_counters *counters, struct msg *ret)
 {
     int64_t now = clock_now_ns();
     begin(q, MSG_DONE, ret);

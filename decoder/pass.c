@@ -1,9 +1,9 @@
-/* The forward pass; see forward.h.
+/* The forward pass; see pass.h.
  *
  * Owner: the thread that calls. State: activations, overwritten by each call. All of it is allocated at
  * creation, none in a pass. It must never touch KV memory but through the operators, at the places that the
  * source named. */
-#include "decoder/forward.h"
+#include "decoder/pass.h"
 
 #include <errno.h>
 #include <math.h>
@@ -13,7 +13,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 
-struct forward {
+struct pass {
     const struct model_config *config;
     const struct model_layer *layers;
     struct matrix embedding, output;
@@ -21,7 +21,7 @@ struct forward {
     struct compute *compute;
     struct rope rope;
     float *inv_freq; /* [rope.dims / 2] */
-    struct forward_options options;
+    struct pass_options options;
 
     float *x;                   /* [token][hidden], the residual stream */
     float *h;                   /* [token][max(hidden, q_heads * head_dim)] */
@@ -37,9 +37,9 @@ struct forward {
     struct attn_list *up_to;    /* [token] all positions up to its own */
     struct attn_query *queries; /* [token] */
     struct kv_place *places;    /* [token] */
-    struct forward_kv *kv;      /* [entry] */
+    struct pass_kv *kv;         /* [entry] */
     uint64_t bytes;
-    struct forward_times times;
+    struct pass_times times;
     int64_t mark_ns;
 };
 
@@ -49,20 +49,20 @@ static struct matrix matrix_of(const struct model_tensor *t)
 }
 
 /* Gives the time since the last call to one account. */
-static void account(struct forward *f, int64_t *ns)
+static void account(struct pass *f, int64_t *ns)
 {
     int64_t now = clock_now_ns();
     *ns += now - f->mark_ns;
     f->mark_ns = now;
 }
 
-static float *floats(struct forward *f, uint64_t rows, uint64_t cols)
+static float *floats(struct pass *f, uint64_t rows, uint64_t cols)
 {
     f->bytes += rows * cols * sizeof(float);
     return mem_alloc_aligned((size_t)(rows * cols), sizeof(float));
 }
 
-static void allocate(struct forward *f)
+static void allocate(struct pass *f)
 {
     const struct model_config *c = f->config;
     uint64_t tokens = f->options.tokens_max, q_dim = (uint64_t)c->q_heads * c->head_dim;
@@ -86,11 +86,11 @@ static void allocate(struct forward *f)
     f->kv = mem_alloc(f->options.entries_max, sizeof *f->kv);
 }
 
-int forward_create(const struct model *model, const struct forward_options *options,
-                   struct forward **ret_forward, struct err *err)
+int pass_create(const struct model *model, const struct pass_options *options, struct pass **ret_pass,
+                struct err *err)
 {
     CHECK(options->tokens_max && options->entries_max && options->logits_max);
-    struct forward *f = mem_alloc(1, sizeof *f);
+    struct pass *f = mem_alloc(1, sizeof *f);
     f->config = model_config(model);
     f->layers = model_layers(model);
     f->embedding = matrix_of(model_token_embedding(model));
@@ -108,17 +108,17 @@ int forward_create(const struct model *model, const struct forward_options *opti
     else
         r = compute_create("cpu", options->threads, options->isa, &f->compute, err);
     if (r < 0) {
-        forward_free(&f);
+        pass_free(&f);
         return r;
     }
     allocate(f);
-    *ret_forward = f;
+    *ret_pass = f;
     return 0;
 }
 
-void forward_free(struct forward **forward)
+void pass_free(struct pass **pass)
 {
-    struct forward *f = *forward;
+    struct pass *f = *pass;
     if (!f)
         return;
     compute_free(&f->compute);
@@ -133,11 +133,11 @@ void forward_free(struct forward **forward)
     mem_free(&f->queries);
     mem_free(&f->places);
     mem_free(&f->kv);
-    mem_free(forward);
+    mem_free(pass);
 }
 
 /* Lays the tokens of all entries one behind the other. Returns their number. */
-static int lay_out(struct forward *f, const struct forward_entry *entries, uint32_t count)
+static int lay_out(struct pass *f, const struct pass_entry *entries, uint32_t count)
 {
     uint32_t n = 0, rows = 0;
     CHECK(count <= f->options.entries_max);
@@ -160,10 +160,10 @@ static int lay_out(struct forward *f, const struct forward_entry *entries, uint3
 static const struct attn_list nothing = {0, NULL};
 
 /* Turns what the source said of each entry into what the operators want for each token. */
-static void aim(struct forward *f, int n)
+static void aim(struct pass *f, int n)
 {
     for (int t = 0; t < n; t++) {
-        const struct forward_kv *kv = &f->kv[f->entry_of[t]];
+        const struct pass_kv *kv = &f->kv[f->entry_of[t]];
         f->places[t] = (struct kv_place){&kv->view, &f->positions[t], 1};
         f->queries[t] = (struct attn_query){&kv->view, &f->up_to[t], 1};
         if (kv->dropped) {
@@ -179,7 +179,7 @@ static void aim(struct forward *f, int n)
 }
 
 /* Entries that were dropped are left out: their places may be anywhere. */
-static void write_kv(struct forward *f, int n)
+static void write_kv(struct pass *f, int n)
 {
     int kv_heads = (int)f->config->kv_heads, head_dim = (int)f->config->head_dim;
     size_t row = (size_t)kv_heads * (size_t)head_dim;
@@ -194,7 +194,7 @@ static void write_kv(struct forward *f, int n)
     }
 }
 
-static void attention(struct forward *f, const struct model_layer *layer, int n)
+static void attention(struct pass *f, const struct model_layer *layer, int n)
 {
     const struct model_config *c = f->config;
     struct compute *k = f->compute;
@@ -218,7 +218,7 @@ static void attention(struct forward *f, const struct model_layer *layer, int n)
     compute_add(k, f->x, f->y, (size_t)n * c->hidden);
 }
 
-static void feed_forward(struct forward *f, const struct model_layer *layer, int n)
+static void feed_forward(struct pass *f, const struct model_layer *layer, int n)
 {
     const struct model_config *c = f->config;
     struct compute *k = f->compute;
@@ -236,7 +236,7 @@ static void feed_forward(struct forward *f, const struct model_layer *layer, int
     account(f, &f->times.other);
 }
 
-static void head(struct forward *f, const struct forward_entry *entries, uint32_t count)
+static void head(struct pass *f, const struct pass_entry *entries, uint32_t count)
 {
     size_t hidden = f->config->hidden;
     uint32_t end = 0, rows = 0;
@@ -254,8 +254,8 @@ static void head(struct forward *f, const struct forward_entry *entries, uint32_
     account(f, &f->times.matmul);
 }
 
-int forward_run(struct forward *f, const struct forward_entry *entries, uint32_t count,
-                const struct forward_source *source, struct err *err)
+int pass_run(struct pass *f, const struct pass_entry *entries, uint32_t count,
+             const struct pass_source *source, struct err *err)
 {
     int n = lay_out(f, entries, count);
     f->mark_ns = clock_now_ns();
@@ -276,23 +276,23 @@ int forward_run(struct forward *f, const struct forward_entry *entries, uint32_t
     return 0;
 }
 
-float *forward_logits(struct forward *f, uint32_t row)
+float *pass_logits(struct pass *f, uint32_t row)
 {
     CHECK(row < f->options.logits_max);
     return f->logits + (size_t)row * f->config->vocab;
 }
 
-const struct forward_times *forward_times(const struct forward *f)
+const struct pass_times *pass_times(const struct pass *f)
 {
     return &f->times;
 }
 
-const char *forward_backend(const struct forward *f)
+const char *pass_backend(const struct pass *f)
 {
     return compute_name(f->compute);
 }
 
-uint64_t forward_bytes(const struct forward *f)
+uint64_t pass_bytes(const struct pass *f)
 {
     return f->bytes;
 }

@@ -1,6 +1,6 @@
 /* The decoder's command line. */
-#ifndef DECODER_OPTIONS_H
-#define DECODER_OPTIONS_H
+#ifndef DECODER_SETTINGS_H
+#define DECODER_SETTINGS_H
 
 #include <stdint.h>
 
@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "compute/compute.h"
 
-struct options {
+struct settings {
     const char *runtime;
     int lifeline; /* -1: none */
     enum log_level log;
@@ -23,8 +23,8 @@ struct options {
 };
 
 /* 0, or -EINVAL with the option, what was found and what was expected. Texts are borrowed from argv. */
-int options_parse(int argc, char **argv, struct options *ret, struct err *err);
+int settings_parse(int argc, char **argv, struct settings *ret, struct err *err);
 
-void options_help(void); /* to stdout */
+void settings_help(void); /* to stdout */
 
 #endif

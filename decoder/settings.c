@@ -1,5 +1,5 @@
-/* The decoder's command line; see options.h. No state, main only. */
-#include "decoder/options.h"
+/* The decoder's command line; see settings.h. No state, main only. */
+#include "decoder/settings.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -61,7 +61,7 @@ static int choose_isa(enum compute_isa *ret, struct err *err)
     return err_set(err, -EINVAL, "--isa: found '%s', expected auto, reference or avx2", optarg);
 }
 
-static int take(int option, struct options *o, struct err *err)
+static int take(int option, struct settings *o, struct err *err)
 {
     long n = 0;
     int r = 0;
@@ -110,17 +110,17 @@ static int take(int option, struct options *o, struct err *err)
     return -EINVAL;
 }
 
-int options_parse(int argc, char **argv, struct options *ret, struct err *err)
+int settings_parse(int argc, char **argv, struct settings *ret, struct err *err)
 {
     long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-    struct options o = {.runtime = RUNTIME_DIR_DEFAULT,
-                        .lifeline = -1,
-                        .log = LOG_LEVEL_INFO,
-                        .threads = cpus > 0 ? (int)cpus : 1,
-                        .sequences = DEFAULT_SEQUENCES,
-                        .chunk = DEFAULT_CHUNK,
-                        .early_layers = -1,
-                        .isa = COMPUTE_ISA_AUTO};
+    struct settings o = {.runtime = RUNTIME_DIR_DEFAULT,
+                         .lifeline = -1,
+                         .log = LOG_LEVEL_INFO,
+                         .threads = cpus > 0 ? (int)cpus : 1,
+                         .sequences = DEFAULT_SEQUENCES,
+                         .chunk = DEFAULT_CHUNK,
+                         .early_layers = -1,
+                         .isa = COMPUTE_ISA_AUTO};
     optind = 0;
     opterr = 0;
     int option;
@@ -140,7 +140,7 @@ int options_parse(int argc, char **argv, struct options *ret, struct err *err)
     return 0;
 }
 
-void options_help(void)
+void settings_help(void)
 {
     printf("specontext-decoder: the language model's forward passes, batching and sampling\n"
            "\n"

@@ -14,7 +14,7 @@
 #include <cmocka.h>
 
 #include "base/alloc.h"
-#include "decoder/forward.h"
+#include "decoder/pass.h"
 #include "proto/limits.h"
 
 #define SMOLLM2 "models/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -88,7 +88,7 @@ struct given_all {
     uint32_t count;
 };
 
-static int give_layer(void *arg, uint32_t layer, struct forward_kv *kv, struct err *err)
+static int give_layer(void *arg, uint32_t layer, struct pass_kv *kv, struct err *err)
 {
     (void)err;
     const struct given_all *all = arg;
@@ -109,11 +109,11 @@ static int give_layer(void *arg, uint32_t layer, struct forward_kv *kv, struct e
     return 0;
 }
 
-static void run(struct forward *f, const struct forward_entry *entries, struct given_all *given)
+static void run(struct pass *f, const struct pass_entry *entries, struct given_all *given)
 {
-    struct forward_source source = {.layer = give_layer, .arg = given};
+    struct pass_source source = {.layer = give_layer, .arg = given};
     struct err err = {0};
-    if (forward_run(f, entries, given->count, &source, &err) < 0)
+    if (pass_run(f, entries, given->count, &source, &err) < 0)
         fail_msg("%s", err.text);
 }
 
@@ -125,7 +125,7 @@ static struct given_all dense(const struct pages *pages)
 /* Opens a model with everything the tests want, or skips. */
 struct bench {
     struct model *model;
-    struct forward *forward;
+    struct pass *pass;
     const struct model_config *config;
 };
 
@@ -144,14 +144,14 @@ static void bench_open(struct bench *b, const char *path, int threads)
     if (model_open(path, &b->model, &err) < 0)
         fail_msg("%s", err.text);
     b->config = model_config(b->model);
-    struct forward_options options = {threads, COMPUTE_ISA_AUTO, CHUNK_MAX, BATCH, CHUNK_MAX};
-    if (forward_create(b->model, &options, &b->forward, &err) < 0)
+    struct pass_options options = {threads, COMPUTE_ISA_AUTO, CHUNK_MAX, BATCH, CHUNK_MAX};
+    if (pass_create(b->model, &options, &b->pass, &err) < 0)
         fail_msg("%s", err.text);
 }
 
 static void bench_close(struct bench *b)
 {
-    forward_free(&b->forward);
+    pass_free(&b->pass);
     model_free(&b->model);
 }
 
@@ -173,11 +173,11 @@ static void prefill(struct bench *b, const struct pages *pages, const uint32_t *
     size_t vocab = b->config->vocab;
     for (uint32_t at = 0; at < count; at += chunk) {
         uint32_t n = count - at < chunk ? count - at : chunk;
-        struct forward_entry entry = {ids + at, at, n, ret ? n : 1};
+        struct pass_entry entry = {ids + at, at, n, ret ? n : 1};
         struct given_all given = dense(pages);
-        run(b->forward, &entry, &given);
+        run(b->pass, &entry, &given);
         if (ret)
-            memcpy(ret + at * vocab, forward_logits(b->forward, 0), n * vocab * sizeof *ret);
+            memcpy(ret + at * vocab, pass_logits(b->pass, 0), n * vocab * sizeof *ret);
     }
 }
 
@@ -235,18 +235,18 @@ static void check_batch(const char *path, uint32_t steps)
         prefill(&one, &alone[s], ids[s], lengths[s], 9, NULL);
     }
     for (uint32_t i = 0; i < steps; i++) {
-        struct forward_entry entries[BATCH];
+        struct pass_entry entries[BATCH];
         struct given_all given = {.count = BATCH};
         for (uint32_t s = 0; s < BATCH; s++) {
             uint32_t p = lengths[s] + i;
-            entries[s] = (struct forward_entry){ids[s] + p, p, 1, 1};
+            entries[s] = (struct pass_entry){ids[s] + p, p, 1, 1};
             given.entry[s].pages = &together[s];
         }
-        run(b.forward, entries, &given);
+        run(b.pass, entries, &given);
         for (uint32_t s = 0; s < BATCH; s++) {
             struct given_all single = dense(&alone[s]);
-            run(one.forward, &entries[s], &single);
-            assert_memory_equal(forward_logits(one.forward, 0), forward_logits(b.forward, s), row);
+            run(one.pass, &entries[s], &single);
+            assert_memory_equal(pass_logits(one.pass, 0), pass_logits(b.pass, s), row);
         }
     }
     for (uint32_t s = 0; s < BATCH; s++) {
@@ -329,22 +329,22 @@ static void check_places_at(struct bench *b, const struct pages *pages, uint32_t
     slots_init(&slots, pages, lists, &in_slots);
     for (uint32_t h = 0; h < heads; h++)
         slot_lists[h] = (struct attn_list){count, in_slots + h * count};
-    struct forward_entry entry = {&id, position, 1, 1};
+    struct pass_entry entry = {&id, position, 1, 1};
     struct given_all paged = {.entry = {{.pages = pages, .lists = lists}}, .count = 1};
     struct given_all slotted = {.entry = {{.pages = pages, .lists = slot_lists, .slots = &slots}},
                                 .count = 1};
     float *want = mem_alloc(1, row);
-    run(b->forward, &entry, &paged);
-    memcpy(want, forward_logits(b->forward, 0), row);
+    run(b->pass, &entry, &paged);
+    memcpy(want, pass_logits(b->pass, 0), row);
     assert_true(isfinite(want[0]));
-    run(b->forward, &entry, &slotted);
-    assert_memory_equal(want, forward_logits(b->forward, 0), row);
+    run(b->pass, &entry, &slotted);
+    assert_memory_equal(want, pass_logits(b->pass, 0), row);
     struct given_all all = dense(pages);
-    run(b->forward, &entry, &all);
+    run(b->pass, &entry, &all);
     if (stride == 1)
-        assert_memory_equal(want, forward_logits(b->forward, 0), row);
+        assert_memory_equal(want, pass_logits(b->pass, 0), row);
     else
-        assert_memory_not_equal(want, forward_logits(b->forward, 0), row);
+        assert_memory_not_equal(want, pass_logits(b->pass, 0), row);
     slots_free(&slots);
     mem_free(&items);
     mem_free(&in_slots);
@@ -397,18 +397,18 @@ static void test_dropped(void **state)
     size_t bytes = page_bytes * pages[1].pages * b.config->layers;
     uint8_t *before = mem_alloc(1, bytes);
     memcpy(before, pages[1].base, bytes);
-    struct forward_entry entries[3] = {{ids + 10, 10, 1, 1}, {ids + 10, 10, 1, 1}, {ids + 10, 10, 1, 1}};
+    struct pass_entry entries[3] = {{ids + 10, 10, 1, 1}, {ids + 10, 10, 1, 1}, {ids + 10, 10, 1, 1}};
     struct given_all given = {
         .entry = {{.pages = &pages[0]}, {.pages = &pages[1], .dropped = 1}, {.pages = &pages[2]}},
         .count = 3};
-    run(b.forward, entries, &given);
+    run(b.pass, entries, &given);
     assert_memory_equal(before, pages[1].base, bytes);
-    assert_memory_equal(forward_logits(b.forward, 0), forward_logits(b.forward, 2), row);
+    assert_memory_equal(pass_logits(b.pass, 0), pass_logits(b.pass, 2), row);
     struct given_all single = dense(&pages[1]);
     float *together = mem_alloc(1, row);
-    memcpy(together, forward_logits(b.forward, 0), row);
-    run(b.forward, &entries[1], &single);
-    assert_memory_equal(together, forward_logits(b.forward, 0), row);
+    memcpy(together, pass_logits(b.pass, 0), row);
+    run(b.pass, &entries[1], &single);
+    assert_memory_equal(together, pass_logits(b.pass, 0), row);
     mem_free(&together);
     mem_free(&before);
     mem_free(&ids);
@@ -417,7 +417,7 @@ static void test_dropped(void **state)
     bench_close(&b);
 }
 
-static int refuse_layer(void *arg, uint32_t layer, struct forward_kv *kv, struct err *err)
+static int refuse_layer(void *arg, uint32_t layer, struct pass_kv *kv, struct err *err)
 {
     (void)kv;
     return layer == *(uint32_t *)arg ? err_set(err, -ETIMEDOUT, "no rows") : -1;
@@ -430,10 +430,10 @@ static void test_source_error(void **state)
     struct bench b;
     bench_open(&b, STORIES, 1);
     uint32_t layer = 0, id = 1;
-    struct forward_entry entry = {&id, 0, 1, 1};
-    struct forward_source source = {.layer = refuse_layer, .arg = &layer};
+    struct pass_entry entry = {&id, 0, 1, 1};
+    struct pass_source source = {.layer = refuse_layer, .arg = &layer};
     struct err err = {0};
-    assert_int_equal(forward_run(b.forward, &entry, 1, &source, &err), -ETIMEDOUT);
+    assert_int_equal(pass_run(b.pass, &entry, 1, &source, &err), -ETIMEDOUT);
     assert_string_equal(err.text, "no rows");
     bench_close(&b);
 }
@@ -546,11 +546,11 @@ static void check_golden(const char *path, const struct bounds *bounds)
     struct figures fig = {0};
     for (uint32_t at = 0; at < g.positions; at += CHUNK_MAX) {
         uint32_t n = g.positions - at < CHUNK_MAX ? g.positions - at : CHUNK_MAX;
-        struct forward_entry entry = {g.ids + at, at, n, n};
+        struct pass_entry entry = {g.ids + at, at, n, n};
         struct given_all given = dense(&pages);
-        run(b.forward, &entry, &given);
+        run(b.pass, &entry, &given);
         for (uint32_t i = 0; i < n; i++)
-            compare(&fig, &g, at + i, forward_logits(b.forward, i));
+            compare(&fig, &g, at + i, pass_logits(b.pass, i));
     }
     double n = fig.positions, ppl = exp(fig.loss / n), ppl_ref = exp(fig.loss_ref / n), agree = fig.agree / n;
     print_message(

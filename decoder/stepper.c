@@ -1,10 +1,10 @@
-/* Steps; see step.h.
+/* Steps; see stepper.h.
  *
  * Owner: the device thread. State: the number of the next step, the version of the resident set, the private
  * copy of the record in the ring. Order: ids and entries, then STEP_POSTED, then the doorbell; device memory
  * is written between TABLES_LATE (EARLY for mixed selection) and KV_WRITTEN only; after STEP_CONSUMED
  * nothing of the step's tables is read. */
-#include "decoder/step.h"
+#include "decoder/stepper.h"
 
 #include <errno.h>
 #include <string.h>
@@ -12,29 +12,29 @@
 #include "base/alloc.h"
 #include "base/check.h"
 #include "base/clock.h"
-#include "decoder/tables.h"
+#include "decoder/places.h"
 #include "link/flag.h"
 
-#define STEP_SPIN_NS (20 * INT64_C(1000)) /* about what a futex wake costs */
+#define STEPPER_SPIN_NS (20 * INT64_C(1000)) /* about what a futex wake costs */
 
 struct stepper {
-    struct step_attachment at;
-    struct forward *forward;
-    struct tables *tables;
-    struct step_record *record;    /* of the step posted last */
-    struct forward_entry *entries; /* [LIMIT_SEQUENCES] */
+    struct stepper_attachment at;
+    struct pass *pass;
+    struct places *places;
+    struct step_record *record; /* of the step posted last */
+    struct pass_entry *entries; /* [LIMIT_SEQUENCES] */
     uint32_t next, resident_version;
     uint32_t used_version; /* resident set of the tables read last; 0, before the first, is all layers */
     uint32_t runs, run;    /* run that the pass is in, `runs` before the first layer */
-    struct step_times times;
+    struct stepper_times times;
 };
 
-struct stepper *stepper_create(const struct step_attachment *attachment, struct forward *forward)
+struct stepper *stepper_create(const struct stepper_attachment *attachment, struct pass *pass)
 {
     struct stepper *s = mem_alloc(1, sizeof *s);
     s->at = *attachment;
-    s->forward = forward;
-    s->tables = tables_create(&attachment->layout, attachment->control, attachment->device);
+    s->pass = pass;
+    s->places = places_create(&attachment->layout, attachment->control, attachment->device);
     s->record = mem_alloc(1, sizeof *s->record);
     s->entries = mem_alloc(LIMIT_SEQUENCES, sizeof *s->entries);
     s->next = attachment->control->first_step;
@@ -47,7 +47,7 @@ void stepper_free(struct stepper **stepper)
     struct stepper *s = *stepper;
     if (!s)
         return;
-    tables_free(&s->tables);
+    places_free(&s->places);
     mem_free(&s->record);
     mem_free(&s->entries);
     mem_free(stepper);
@@ -77,11 +77,11 @@ uint32_t stepper_dense_limit(const struct stepper *s, int sure)
 {
     uint32_t staging = s->at.control->staging_tokens;
     int unknown = s->resident_version != s->used_version;
-    int limited = unknown ? !sure : tables_offloaded(s->tables) > 0;
+    int limited = unknown ? !sure : places_offloaded(s->places) > 0;
     return staging && limited ? staging : UINT32_MAX;
 }
 
-void step_post(struct stepper *s, const struct step_spec *spec)
+void stepper_post(struct stepper *s, const struct stepper_spec *spec)
 {
     struct step_record *r = s->record;
     CHECK(spec->count > 0 && spec->count <= s->at.control->sequences_max && spec->count <= LIMIT_SEQUENCES);
@@ -93,7 +93,7 @@ void step_post(struct stepper *s, const struct step_spec *spec)
     r->resident_version = s->resident_version;
     r->entries = spec->count;
     for (uint32_t i = 0; i < spec->count; i++) {
-        const struct step_part *p = &spec->parts[i];
+        const struct stepper_part *p = &spec->parts[i];
         CHECK(p->count > 0 && p->count <= LIMIT_STEP_TOKENS - r->tokens);
         CHECK(spec->kind != STEP_SPARSE || p->count == 1);
         r->entry[i] = (struct step_entry){p->id, p->index, p->position, p->count, r->tokens};
@@ -116,7 +116,7 @@ void step_post(struct stepper *s, const struct step_spec *spec)
 static int wait_flag(struct stepper *s, unsigned flag, const char *what, int64_t *account, struct err *err)
 {
     int64_t begin = clock_now_ns();
-    int r = flag_wait(flag_at(s, flag), s->record->step, begin + STEP_WAIT_S * CLOCK_S, STEP_SPIN_NS);
+    int r = flag_wait(flag_at(s, flag), s->record->step, begin + STEPPER_WAIT_S * CLOCK_S, STEPPER_SPIN_NS);
     *account += clock_now_ns() - begin;
     if (r == 0)
         return 0;
@@ -124,34 +124,34 @@ static int wait_flag(struct stepper *s, unsigned flag, const char *what, int64_t
     if (r == -ECANCELED)
         return err_set(err, r, "step %u was broken off while it waited for the kvstore to %s",
                        s->record->step, what);
-    return err_set(err, r, "kvstore did not %s step %u within %d s", what, s->record->step, STEP_WAIT_S);
+    return err_set(err, r, "kvstore did not %s step %u within %d s", what, s->record->step, STEPPER_WAIT_S);
 }
 
-static int wait_tables(struct stepper *s, enum tables_phase phase, struct err *err)
+static int wait_tables(struct stepper *s, enum places_phase phase, struct err *err)
 {
-    int early = phase == TABLES_PHASE_EARLY;
+    int early = phase == PLACES_EARLY;
     int r = wait_flag(s, early ? FLAG_TABLES_EARLY : FLAG_TABLES_LATE,
                       early ? "make the early tables of" : "make the tables of", &s->times.wait_tables, err);
-    return r < 0 ? r : tables_phase(s->tables, phase, err);
+    return r < 0 ? r : places_phase(s->places, phase, err);
 }
 
-static int begin_layer(void *arg, uint32_t layer, struct forward_kv *kv, struct err *err)
+static int begin_layer(void *arg, uint32_t layer, struct pass_kv *kv, struct err *err)
 {
     struct stepper *s = arg;
     int mixed = s->record->kind == STEP_SPARSE && s->record->selection == SELECTION_MIXED;
     uint32_t early_layers = mixed ? s->record->early_layers : 0;
     int r = 0;
     if (layer == 0 && early_layers)
-        r = wait_tables(s, TABLES_PHASE_EARLY, err);
+        r = wait_tables(s, PLACES_EARLY, err);
     if (r == 0 && layer == early_layers)
-        r = wait_tables(s, TABLES_PHASE_LATE, err);
+        r = wait_tables(s, PLACES_LATE, err);
     uint32_t run = layout_run_of(&s->at.layout, layer);
     if (r == 0 && run != s->run) {
         s->run = run;
         r = wait_flag(s, FLAG_ROWS_READY + run, "have the rows ready of", &s->times.wait_rows, err);
     }
     if (r == 0)
-        tables_layer(s->tables, layer, kv);
+        places_layer(s->places, layer, kv);
     return r;
 }
 
@@ -163,18 +163,18 @@ static void end_layer(void *arg, uint32_t layer)
         flag_raise(flag_at(s, FLAG_RUN_CONSUMED + run), s->record->step);
 }
 
-int step_run(struct stepper *s, const struct step_spec *spec, struct step_verdict *ret_verdicts,
-             struct err *err)
+int stepper_run(struct stepper *s, const struct stepper_spec *spec, struct stepper_verdict *ret_verdicts,
+                struct err *err)
 {
     CHECK(spec->kind != STEP_RECORD && s->record->kind == spec->kind && s->record->entries == spec->count);
     for (uint32_t i = 0; i < spec->count; i++) {
-        const struct step_part *p = &spec->parts[i];
-        s->entries[i] = (struct forward_entry){p->tokens, p->position, p->count, p->logits ? 1 : 0};
+        const struct stepper_part *p = &spec->parts[i];
+        s->entries[i] = (struct pass_entry){p->tokens, p->position, p->count, p->logits ? 1 : 0};
     }
     s->run = s->runs;
-    tables_begin(s->tables, s->record);
-    struct forward_source source = {begin_layer, end_layer, s};
-    int r = forward_run(s->forward, s->entries, spec->count, &source, err);
+    places_begin(s->places, s->record);
+    struct pass_source source = {begin_layer, end_layer, s};
+    int r = pass_run(s->pass, s->entries, spec->count, &source, err);
     if (r < 0)
         return r;
     s->used_version = s->record->resident_version;
@@ -182,13 +182,13 @@ int step_run(struct stepper *s, const struct step_spec *spec, struct step_verdic
     flag_raise(flag_at(s, FLAG_STEP_CONSUMED), s->record->step);
     doorbell_ring(s->at.store_bell);
     for (uint32_t i = 0; i < spec->count; i++) {
-        ret_verdicts[i].status = tables_status(s->tables, i, &ret_verdicts[i].why);
+        ret_verdicts[i].status = places_status(s->places, i, &ret_verdicts[i].why);
         s->times.dropped += ret_verdicts[i].status < 0;
     }
     return 0;
 }
 
-const struct step_times *stepper_times(const struct stepper *s)
+const struct stepper_times *stepper_times(const struct stepper *s)
 {
     return &s->times;
 }
