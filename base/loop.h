@@ -23,7 +23,8 @@ void loop_remove_timer(struct loop *loop, int timer);
 int loop_add_signals(struct loop *loop, const int *signals, void (*fn)(void *arg, int signal), void *arg);
 
 /* Called before each sleep: drains queues whose readiness no descriptor tells (ZeroMQ's edge-triggered one).
- * Returns 1 when it did some work and wants to run again before sleeping. */
+ * Returns 1 when it did some work and wants to run again before sleeping. Several may be set; they run in the
+ * order of their setting. fn NULL takes away those of `arg`. */
 void loop_before_sleep(struct loop *loop, int (*fn)(void *arg), void *arg);
 
 /* Runs until loop_stop; returns its code. */

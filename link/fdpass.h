@@ -32,17 +32,21 @@ _Static_assert(sizeof(struct fdpass_frame) == 64, "wire");
 /* A listening socket at `path` (mode 0600), replacing a stale one that nobody listens on. */
 int fdpass_listen(const char *path, int *ret_fd, struct err *err);
 
-/* Accepts; refuses strangers with -EPERM. ret_pid: the peer, for pidfd and messages. */
+/* Accepts (-EAGAIN when nobody waits); refuses strangers with -EPERM. ret_pid: the peer, for pidfd and
+ * messages. */
 int fdpass_accept(int listen_fd, int *ret_fd, pid_t *ret_pid, struct err *err);
 
 /* Connects until deadline_ns; retries while nobody listens. Checks the server's credentials too. */
 int fdpass_connect(const char *path, int64_t deadline_ns, int *ret_fd, pid_t *ret_pid, struct err *err);
 
-/* Sends a frame with its descriptors (they stay the caller's). */
+/* Sends a frame with its descriptors (they stay the caller's). Never blocks: -EAGAIN when the peer does not
+ * read, -ECONNRESET when it is gone. */
 int fdpass_send(int fd, const struct fdpass_frame *frame, const int *fds, struct err *err);
 
 /* Receives one frame until deadline_ns. `fds` has room for FDPASS_FDS_MAX; unexpected ones are closed.
- * -ECONNRESET when the peer is gone, -EPROTO for anything malformed. */
+ * -ECONNRESET when the peer is gone, -EPROTO for anything malformed, -ETIMEDOUT when no whole frame came; a
+ * deadline in the past takes what is there. After any error the connection is of no more use, except after
+ * -ETIMEDOUT with nothing received. */
 int fdpass_recv(int fd, int64_t deadline_ns, struct fdpass_frame *ret_frame, int *ret_fds, struct err *err);
 
 #endif

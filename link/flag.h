@@ -17,7 +17,7 @@ int flag_reached(struct control_flag *flag, uint32_t step);
  * `spin_ns` before it sleeps. */
 int flag_wait(struct control_flag *flag, uint32_t step, int64_t deadline_ns, int64_t spin_ns);
 
-/* Breaks present and future waits. */
+/* Breaks present and future waits. Either side may call it, again as well. */
 void flag_abort(struct control_flag *flag);
 int flag_aborted(const struct control_flag *flag, uint32_t step); /* `step`: what the caller waited for last */
 

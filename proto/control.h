@@ -45,7 +45,8 @@ enum control_flag_index {
 struct control_flag {
     _Atomic uint32_t value;   /* writer: as listed */
     _Atomic uint32_t waiters; /* writer: the one reader; nonzero while it sleeps (futex form only) */
-    uint32_t pad[14];
+    _Atomic uint32_t aborted; /* either side, 0 -> 1 once, before it moves value by FLAG_ABORT_AHEAD */
+    uint32_t pad[13];
 };
 
 struct control_header {
