@@ -1,0 +1,292 @@
+/* `specontext plan`: prints the thresholds of proto/memory.h for a model and a load, as a table or as JSON.
+ * Single-threaded, touches nothing but the model file's header. */
+#include "launch/plan.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/parse.h"
+#include "model/model.h"
+#include "proto/memory.h"
+
+struct plan {
+    const char *model_path;
+    int exact, json;
+    uint64_t memory_bytes;
+    uint32_t requests, budget, context, slots, sequence_context;
+    double model_bytes, head_bytes;
+    uint32_t layers, q_heads, kv_heads, head_dim;
+};
+
+static const char usage_text[] =
+    "usage: specontext plan (-m MODEL | --layers N --heads N --kv-heads N --head-dim N --model-bytes BYTES)\n"
+    "                       --device-memory SIZE --requests R --budget B --context S [options]\n"
+    "\n"
+    "How long the context of R concurrent requests may grow before one more run of layers has to be offloaded.\n"
+    "\n"
+    "load\n"
+    "      --device-memory, --gpu-memory SIZE   memory to plan for: exact: KV memory; paper: the whole GPU\n"
+    "      --requests R       concurrent requests (default 1)\n"
+    "      --budget B         positions attended (default 2048)\n"
+    "      --context S        positions a request will have, marked in the table (default: the model's context)\n"
+    "      --slots N          slots a row head (default: 1.5 x budget; exact only)\n"
+    "model\n"
+    "  -m, --model FILE       shape and bytes from a model file\n"
+    "      --layers, --heads, --kv-heads, --head-dim N; --model-bytes BYTES   shape and bytes by hand\n"
+    "      --head-bytes BYTES retrieval head (default 0)\n"
+    "memory model\n"
+    "      --memory-model paper|exact   the paper's formula (erratum mended), or what our processes allocate\n"
+    "                         (default exact)\n"
+    "output\n"
+    "      --json             JSON instead of a table\n";
+
+enum {
+    OPT_MEMORY = 256, OPT_REQUESTS, OPT_BUDGET, OPT_CONTEXT, OPT_SLOTS, OPT_LAYERS, OPT_HEADS, OPT_KV_HEADS,
+    OPT_HEAD_DIM, OPT_MODEL_BYTES, OPT_HEAD_BYTES, OPT_MEMORY_MODEL, OPT_JSON
+};
+
+static const struct option long_options[] = {
+    {"model", required_argument, NULL, 'm'},
+    {"device-memory", required_argument, NULL, OPT_MEMORY},
+    {"gpu-memory", required_argument, NULL, OPT_MEMORY},
+    {"requests", required_argument, NULL, OPT_REQUESTS},
+    {"budget", required_argument, NULL, OPT_BUDGET},
+    {"context", required_argument, NULL, OPT_CONTEXT},
+    {"slots", required_argument, NULL, OPT_SLOTS},
+    {"layers", required_argument, NULL, OPT_LAYERS},
+    {"heads", required_argument, NULL, OPT_HEADS},
+    {"kv-heads", required_argument, NULL, OPT_KV_HEADS},
+    {"head-dim", required_argument, NULL, OPT_HEAD_DIM},
+    {"model-bytes", required_argument, NULL, OPT_MODEL_BYTES},
+    {"head-bytes", required_argument, NULL, OPT_HEAD_BYTES},
+    {"memory-model", required_argument, NULL, OPT_MEMORY_MODEL},
+    {"json", no_argument, NULL, OPT_JSON},
+    {"help", no_argument, NULL, 'h'},
+    {0},
+};
+
+static int set_option(struct plan *p, int opt, const char *value)
+{
+    switch (opt) {
+    case 'm':
+        p->model_path = value;
+        return 0;
+    case OPT_MEMORY:
+        return parse_size(value, &p->memory_bytes);
+    case OPT_REQUESTS:
+        return parse_u32(value, 1, 1 << 20, &p->requests);
+    case OPT_BUDGET:
+        return parse_u32(value, 1, LIMIT_CONTEXT, &p->budget);
+    case OPT_CONTEXT:
+        return parse_u32(value, 1, LIMIT_CONTEXT, &p->context);
+    case OPT_SLOTS:
+        return parse_u32(value, 1, LIMIT_CONTEXT, &p->slots);
+    case OPT_LAYERS:
+        return parse_u32(value, 1, LIMIT_LAYERS, &p->layers);
+    case OPT_HEADS:
+        return parse_u32(value, 1, 1024, &p->q_heads);
+    case OPT_KV_HEADS:
+        return parse_u32(value, 1, LIMIT_ROW_HEADS, &p->kv_heads);
+    case OPT_HEAD_DIM:
+        return parse_u32(value, 1, 1024, &p->head_dim);
+    case OPT_MODEL_BYTES:
+        return parse_double(value, 0, 1e15, &p->model_bytes);
+    case OPT_HEAD_BYTES:
+        return parse_double(value, 0, 1e15, &p->head_bytes);
+    case OPT_MEMORY_MODEL:
+        p->exact = !strcmp(value, "exact");
+        return p->exact || !strcmp(value, "paper") ? 0 : -EINVAL;
+    default:
+        p->json = 1;
+        return 0;
+    }
+}
+
+static int take_model(struct plan *p)
+{
+    struct err err;
+    struct model *model;
+    if (model_open(p->model_path, &model, &err) < 0) {
+        fprintf(stderr, "specontext plan: %s\n", err.text);
+        return 1;
+    }
+    const struct model_config *c = model_config(model);
+    p->layers = c->layers;
+    p->q_heads = c->q_heads;
+    p->kv_heads = c->kv_heads;
+    p->head_dim = c->head_dim;
+    p->sequence_context = c->context_max;
+    p->model_bytes = (double)model_weight_bytes(model);
+    model_free(&model);
+    return 0;
+}
+
+static int complete(struct plan *p)
+{
+    if (p->model_path) {
+        int code = take_model(p);
+        if (code)
+            return code;
+    }
+    const char *missing = !p->layers         ? "-m or --layers"
+                          : !p->q_heads      ? "--heads"
+                          : !p->kv_heads     ? "--kv-heads"
+                          : !p->head_dim     ? "--head-dim"
+                          : !p->memory_bytes ? "--device-memory"
+                                             : NULL;
+    if (missing) {
+        fprintf(stderr, "specontext plan: %s is missing; see specontext plan --help\n", missing);
+        return 2;
+    }
+    if (p->q_heads % p->kv_heads) {
+        fprintf(stderr, "specontext plan: --heads: found %u, expected a multiple of --kv-heads %u\n", p->q_heads,
+                p->kv_heads);
+        return 2;
+    }
+    if (!p->sequence_context)
+        p->sequence_context = LIMIT_CONTEXT;
+    if (!p->context)
+        p->context = p->sequence_context;
+    if (!p->slots)
+        p->slots = p->budget + p->budget / 2;
+    return 0;
+}
+
+static struct kv_layout plan_layout(const struct plan *p)
+{
+    struct kv_layout layout;
+    memset(&layout, 0, sizeof layout);
+    layout.layers = p->layers;
+    layout.row_heads = layout.selection_heads = p->kv_heads;
+    layout.piece_bytes = p->head_dim * 4; /* K and V, 16 bits an element */
+    layout.context_max = LIMIT_CONTEXT;
+    layout_set_groups(&layout, 1);
+    return layout;
+}
+
+static uint64_t threshold(const struct plan *p, const struct kv_layout *layout, uint32_t offloaded)
+{
+    if (!p->exact) {
+        struct memory_paper paper = {
+            .memory_bytes = (double)p->memory_bytes,
+            .model_bytes = p->model_bytes,
+            .head_bytes = p->head_bytes,
+            .layers = p->layers,
+            .kv_heads = p->kv_heads,
+            .head_dim = p->head_dim,
+            .query_groups = p->q_heads / p->kv_heads,
+            .requests = p->requests,
+            .budget = p->budget,
+        };
+        return memory_paper_threshold(&paper, offloaded);
+    }
+    struct memory_load load = {.requests = p->requests, .slots = p->slots, .staging_tokens = p->context};
+    return memory_exact_threshold(layout, &load, p->memory_bytes, p->layers - offloaded);
+}
+
+static json_t *plan_json(const struct plan *p, const struct kv_layout *layout)
+{
+    json_t *rows = json_array();
+    for (uint32_t runs = layout_runs(layout), i = 0; i <= runs; i++) {
+        uint32_t offloaded = p->layers - layout_run_first(layout, runs - i);
+        json_array_append_new(rows, json_pack("{s:I, s:I}", "layers_offloaded", (json_int_t)offloaded,
+                                              "context", (json_int_t)threshold(p, layout, offloaded)));
+    }
+    json_t *out = json_pack("{s:s, s:I, s:I, s:I, s:I, s:o}", "memory_model", p->exact ? "exact" : "paper",
+                            "memory_bytes", (json_int_t)p->memory_bytes, "requests", (json_int_t)p->requests,
+                            "budget", (json_int_t)p->budget, "context", (json_int_t)p->context, "thresholds", rows);
+    if (p->exact) {
+        struct memory_load load = {.requests = p->requests, .slots = p->slots, .staging_tokens = p->context};
+        uint64_t slab = layout_slab_bytes(layout);
+        json_object_set_new(out, "slots", json_integer(p->slots));
+        json_object_set_new(out, "kv_bytes_per_token",
+                            json_integer((json_int_t)(layout_row_bytes(layout) * layout->row_heads)));
+        json_object_set_new(
+            out, "host_bytes",
+            json_integer((json_int_t)memory_host_bytes(layout, p->requests, p->context)));
+        json_object_set_new(out, "device_bytes_all_resident",
+                            json_integer((json_int_t)(slab * memory_device_slabs(layout, &load, p->context,
+                                                                                 layout->layers))));
+        json_object_set_new(out, "device_bytes_all_offloaded",
+                            json_integer((json_int_t)(slab * memory_device_slabs(layout, &load, p->context, 0))));
+    }
+    return out;
+}
+
+static void print_table(const json_t *plan)
+{
+    printf("memory model %s: %.2f GiB, %lld requests, budget %lld\n",
+           json_string_value(json_object_get(plan, "memory_model")),
+           (double)json_integer_value(json_object_get(plan, "memory_bytes")) / (1 << 30),
+           (long long)json_integer_value(json_object_get(plan, "requests")),
+           (long long)json_integer_value(json_object_get(plan, "budget")));
+    static const char *const byte_rows[][2] = {{"host_bytes", "host memory for KV"},
+                                               {"device_bytes_all_resident", "device memory, all layers resident"},
+                                               {"device_bytes_all_offloaded", "device memory, all layers offloaded"}};
+    long long context = (long long)json_integer_value(json_object_get(plan, "context"));
+    for (size_t i = 0; i < sizeof byte_rows / sizeof *byte_rows; i++) {
+        const json_t *bytes = json_object_get(plan, byte_rows[i][0]);
+        if (bytes)
+            printf("%s at %lld tokens a request: %.3f GiB\n", byte_rows[i][1], context,
+                   (double)json_integer_value(bytes) / (1 << 30));
+    }
+    printf("\n%18s  %s\n", "layers offloaded", "longest context");
+    int marked = 0;
+    size_t i;
+    json_t *row;
+    json_array_foreach(json_object_get(plan, "thresholds"), i, row) {
+        long long s = (long long)json_integer_value(json_object_get(row, "context"));
+        int fits = s >= context && !marked;
+        marked |= fits;
+        printf("%18lld  %lld%s\n", (long long)json_integer_value(json_object_get(row, "layers_offloaded")), s,
+               fits ? "  <- the context asked for fits from here on" : "");
+    }
+    if (!marked)
+        printf("a context of %lld does not fit, whatever is offloaded\n", context);
+}
+
+int plan_main(int argc, char **argv)
+{
+    struct plan plan = {.exact = 1, .requests = 1, .budget = 2048};
+    int opt, index = 0;
+    optind = 0;
+    while ((opt = getopt_long(argc, argv, "+m:h", long_options, &index)) != -1) {
+        if (opt == 'h') {
+            fputs(usage_text, stdout);
+            return 0;
+        }
+        if (opt == '?')
+            return 2;
+        if (set_option(&plan, opt, optarg) < 0) {
+            fprintf(stderr, "specontext plan: %s: found %s, expected another value; see specontext plan --help\n",
+                    opt == 'm' ? "--model" : long_options[index].name, optarg);
+            return 2;
+        }
+    }
+    if (optind < argc) {
+        fprintf(stderr, "specontext plan: unexpected argument %s\n", argv[optind]);
+        return 2;
+    }
+    int code = complete(&plan);
+    if (code)
+        return code;
+    struct kv_layout layout = plan_layout(&plan);
+    struct err err;
+    if (layout_check(&layout, &err) < 0) {
+        fprintf(stderr, "specontext plan: %s\n", err.text);
+        return 1;
+    }
+    json_t *json = plan_json(&plan, &layout);
+    if (plan.json) {
+        json_dumpf(json, stdout, JSON_INDENT(2) | JSON_PRESERVE_ORDER);
+        putchar('\n');
+    } else {
+        print_table(json);
+    }
+    json_decref(json);
+    return 0;
+}

@@ -1,0 +1,72 @@
+/* See memory.h. No state, any thread. */
+#include "proto/memory.h"
+
+#include <math.h>
+
+static uint64_t divide_up(uint64_t a, uint64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+uint64_t memory_paper_threshold(const struct memory_paper *p, uint32_t offloaded)
+{
+    double piece = 4.0 * p->requests * p->kv_heads * p->head_dim; /* K and V, 2 bytes each, of every request */
+    double left = p->memory_bytes - 1.3 * (p->model_bytes + p->head_bytes) - piece * offloaded * p->budget;
+    double s = floor(left / (piece * (p->layers + 1.0 + p->query_groups - offloaded)));
+    return s > 0 ? (uint64_t)s : 0;
+}
+
+uint64_t memory_page_slabs(const struct kv_layout *layout, uint64_t pages)
+{
+    return divide_up(pages, layout_slab_bytes(layout) / layout_page_bytes(layout));
+}
+
+uint64_t memory_slot_slabs(const struct kv_layout *layout, uint32_t slots)
+{
+    return divide_up((uint64_t)slots * layout->row_heads, layout_slab_bytes(layout) / layout->piece_bytes);
+}
+
+static uint32_t run_layers_max(const struct kv_layout *layout)
+{
+    uint32_t runs = layout_runs(layout); /* the last run is the longest */
+    return layout->layers - layout_run_first(layout, runs - 1);
+}
+
+uint64_t memory_staging_slabs(const struct kv_layout *layout, uint32_t tokens)
+{
+    uint64_t pages = divide_up(tokens, BLOCK_TOKENS);
+    return 2 * run_layers_max(layout) * memory_page_slabs(layout, pages);
+}
+
+uint64_t memory_device_slabs(const struct kv_layout *layout, const struct memory_load *load, uint32_t context,
+                             uint32_t resident)
+{
+    uint64_t pages = (uint64_t)load->requests * divide_up(context, BLOCK_TOKENS);
+    uint64_t slabs = resident * memory_page_slabs(layout, pages);
+    if (resident < layout->layers) {
+        slabs += (uint64_t)load->requests * (layout->layers - resident) *
+                 memory_slot_slabs(layout, memory_slots(load->slots, context));
+        slabs += memory_staging_slabs(layout, load->staging_tokens < context ? load->staging_tokens : context);
+    }
+    return slabs;
+}
+
+uint32_t memory_exact_threshold(const struct kv_layout *layout, const struct memory_load *load,
+                                uint64_t device_bytes, uint32_t resident)
+{
+    uint64_t slabs = device_bytes / layout_slab_bytes(layout);
+    uint32_t low = 0, high = layout->context_max; /* low fits (or is 0), above high does not: slabs grow with context */
+    while (low < high) {
+        uint32_t middle = low + (high - low + 1) / 2;
+        if (memory_device_slabs(layout, load, middle, resident) <= slabs)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low;
+}
+
+uint64_t memory_host_bytes(const struct kv_layout *layout, uint32_t requests, uint32_t context)
+{
+    return (uint64_t)requests * divide_up(context, BLOCK_TOKENS) * layout_block_bytes(layout);
+}

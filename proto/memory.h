@@ -1,0 +1,56 @@
+/* The memory model: bytes that a load needs on the device and on the host, and the context lengths (thresholds)
+ * at which one more run of layers has to leave the device. Pure arithmetic; the store decides by it and
+ * `specontext plan` prints it.
+ *
+ * `paper`: the formula of the paper (arXiv 2512.00722 section on memory; its printed threshold_i lacks the
+ * factor 4 before i*B, which M_part has: an erratum that is mended here).
+ * `exact`: what our processes allocate, slab by slab. */
+#ifndef PROTO_MEMORY_H
+#define PROTO_MEMORY_H
+
+#include <stdint.h>
+
+#include "proto/layout.h"
+
+struct memory_paper {
+    double memory_bytes; /* of the GPU */
+    double model_bytes, head_bytes;
+    uint32_t layers, kv_heads, head_dim;
+    uint32_t query_groups; /* a = query heads / KV heads: a repeat_kv buffer's factor */
+    uint32_t requests, budget;
+};
+
+/* Longest context S (tokens per request) with `offloaded` layers in host memory; 0 when even the weights do not
+ * fit. */
+uint64_t memory_paper_threshold(const struct memory_paper *paper, uint32_t offloaded);
+
+struct memory_load {
+    uint32_t requests;       /* sequences, all of the same length */
+    uint32_t slots;          /* of one (sequence, group, row head), before the cap by the sequence's length */
+    uint32_t staging_tokens; /* positions that one dense step touches while layers are offloaded */
+};
+
+/* Slots that a sequence of `capacity` positions really gets. */
+static inline uint32_t memory_slots(uint32_t slots, uint32_t capacity)
+{
+    return slots < capacity ? slots : capacity;
+}
+
+/* Slabs of each kind; slab sizes by layout_slab_bytes. */
+uint64_t memory_page_slabs(const struct kv_layout *layout, uint64_t pages);                   /* one layer */
+uint64_t memory_slot_slabs(const struct kv_layout *layout, uint32_t slots);                   /* one (sequence, layer) */
+uint64_t memory_staging_slabs(const struct kv_layout *layout, uint32_t tokens);               /* both buffers */
+
+/* Device slabs for the load at `context` positions a request with layers [0, resident) on the device. `resident`
+ * is a run boundary. */
+uint64_t memory_device_slabs(const struct kv_layout *layout, const struct memory_load *load, uint32_t context,
+                             uint32_t resident);
+
+/* Longest context (<= layout->context_max) that fits `device_bytes`; 0 when not even one position fits. */
+uint32_t memory_exact_threshold(const struct kv_layout *layout, const struct memory_load *load,
+                                uint64_t device_bytes, uint32_t resident);
+
+/* Host bytes of the rows (and key rows) of the load, whole blocks. */
+uint64_t memory_host_bytes(const struct kv_layout *layout, uint32_t requests, uint32_t context);
+
+#endif

@@ -1,0 +1,105 @@
+/* The memory model: the paper's thresholds with its erratum mended, and properties of the exact one. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "proto/memory.h"
+
+static const struct memory_paper paper_8b = {
+    .memory_bytes = 80.0 * (1 << 30),
+    .model_bytes = 16.06e9,
+    .head_bytes = 60e6,
+    .layers = 32,
+    .kv_heads = 8,
+    .head_dim = 128,
+    .query_groups = 4,
+    .requests = 32,
+    .budget = 2048,
+};
+
+static void paper_thresholds(void **state)
+{
+    (void)state;
+    static const uint64_t want[][2] = {{0, 13391}, {8, 16520}, {16, 22033}, {24, 34332}, {32, 85988}};
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++)
+        assert_int_equal(memory_paper_threshold(&paper_8b, (uint32_t)want[i][0]), want[i][1]);
+    struct memory_paper small = paper_8b;
+    small.memory_bytes = 4.0 * (1 << 30);
+    assert_int_equal(memory_paper_threshold(&small, 0), 0);
+}
+
+static struct kv_layout layout_8b(void)
+{
+    struct kv_layout l;
+    memset(&l, 0, sizeof l);
+    l.layers = 32;
+    l.row_heads = l.selection_heads = 8;
+    l.piece_bytes = 512;
+    l.context_max = 131072;
+    layout_set_groups(&l, 1);
+    return l;
+}
+
+static void exact_is_monotonic_and_tight(void **state)
+{
+    (void)state;
+    struct kv_layout l = layout_8b();
+    struct memory_load load = {.requests = 32, .slots = 3072, .staging_tokens = 16384};
+    uint64_t bytes = 40ull << 30;
+    uint32_t before = 0;
+    for (uint32_t resident = 32;; resident -= RUN_LAYERS) {
+        uint32_t s = memory_exact_threshold(&l, &load, bytes, resident);
+        uint64_t slab = layout_slab_bytes(&l);
+        assert_true(memory_device_slabs(&l, &load, s, resident) * slab <= bytes);
+        if (s < l.context_max)
+            assert_true(memory_device_slabs(&l, &load, s + 1, resident) * slab > bytes);
+        if (resident < 32 && resident > 0)
+            assert_true(s > before);
+        before = s;
+        if (resident == 0)
+            break;
+    }
+    assert_int_equal(before, l.context_max); /* all offloaded: the device no longer limits the length */
+}
+
+static void exact_counts_by_hand(void **state)
+{
+    (void)state;
+    struct kv_layout l = layout_8b(); /* a page is 8 * 64 * 512 = 256 KiB: one slab */
+    assert_int_equal(layout_slab_bytes(&l), 256 << 10);
+    struct memory_load load = {.requests = 2, .slots = 1000, .staging_tokens = 640};
+    assert_int_equal(memory_device_slabs(&l, &load, 640, 32), 32 * 2 * 10);
+    /* 8 heads x 640 slots of 512 B = 5120 units = 10 slabs of 512; staging 2 x 4 layers x 10 pages */
+    assert_int_equal(memory_device_slabs(&l, &load, 640, 28), 28 * 2 * 10 + 2 * 4 * 10 + 80);
+    assert_int_equal(memory_host_bytes(&l, 2, 65), 2ull * 2 * 64 * 8 * 32 * 512);
+}
+
+static void runs_cover_all_layers(void **state)
+{
+    (void)state;
+    struct kv_layout l = layout_8b();
+    for (l.layers = 1; l.layers <= LIMIT_LAYERS; l.layers++) {
+        uint32_t runs = layout_runs(&l);
+        assert_int_equal(layout_run_first(&l, 0), 0);
+        assert_int_equal(layout_run_first(&l, runs), l.layers);
+        for (uint32_t layer = 0; layer < l.layers; layer++) {
+            uint32_t run = layout_run_of(&l, layer);
+            assert_true(layer >= layout_run_first(&l, run) && layer < layout_run_first(&l, run + 1));
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(paper_thresholds),
+        cmocka_unit_test(exact_is_monotonic_and_tight),
+        cmocka_unit_test(exact_counts_by_hand),
+        cmocka_unit_test(runs_cover_all_layers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
