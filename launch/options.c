@@ -3,80 +3,41 @@
 #include "launch/options.h"
 
 #include <errno.h>
-#include <math.h>
+#include <float.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/check.h"
+#include "base/parse.h"
 
 #define HELP_COLUMN 34 /* where texts begin */
 
-int options_parse_size(const char *text, uint64_t *ret_bytes)
+/* `most` 0 stands for "as far as the type goes". */
+static double upper(const struct option_entry *o, double type_most)
 {
-    char *end;
-    errno = 0;
-    if (text[0] < '0' || text[0] > '9') /* strtoull would take a sign and white space */
-        return -EINVAL;
-    unsigned long long value = strtoull(text, &end, 10);
-    if (errno)
-        return -EINVAL;
-    unsigned shift = 0;
-    if (*end == 'K' || *end == 'k')
-        shift = 10;
-    else if (*end == 'M' || *end == 'm')
-        shift = 20;
-    else if (*end == 'G' || *end == 'g')
-        shift = 30;
-    if (shift)
-        end++;
-    if (*end || value > (UINT64_MAX >> shift))
-        return -EINVAL;
-    *ret_bytes = (uint64_t)value << shift;
-    return 0;
+    return o->most != 0 ? o->most : type_most;
 }
 
-static int in_range(const struct option *o, double value)
-{
-    return value >= o->least && (o->most == 0 || value <= o->most);
-}
-
-static int parse_uint(const struct option *o, const char *text, uint32_t *ret)
-{
-    char *end;
-    errno = 0;
-    if (text[0] < '0' || text[0] > '9')
-        return -EINVAL;
-    unsigned long long value = strtoull(text, &end, 10);
-    if (errno || *end || value > UINT32_MAX || !in_range(o, (double)value))
-        return -EINVAL;
-    *ret = (uint32_t)value;
-    return 0;
-}
-
-static int parse_int64(const struct option *o, const char *text, int64_t *ret)
+static int parse_int64(const struct option_entry *o, const char *text, int64_t *ret)
 {
     char *end;
     errno = 0;
     if ((text[0] < '0' || text[0] > '9') && text[0] != '-')
         return -EINVAL;
     long long value = strtoll(text, &end, 10);
-    if (errno || end == text || *end || !in_range(o, (double)value))
+    if (errno || end == text || *end || (double)value < o->least)
         return -EINVAL;
     *ret = value;
     return 0;
 }
 
-static int parse_float(const struct option *o, const char *text, float *ret)
+static int parse_float(const struct option_entry *o, const char *text, float *ret)
 {
-    char *end;
-    errno = 0;
-    if (!text[0] || text[0] == ' ')
-        return -EINVAL;
-    float value = strtof(text, &end);
-    if (*end || !isfinite(value) || !in_range(o, (double)value))
-        return -EINVAL;
-    *ret = value;
-    return 0;
+    double value;
+    int r = parse_double(text, o->least, upper(o, (double)FLT_MAX), &value);
+    if (!r)
+        *ret = (float)value;
+    return r;
 }
 
 /* Index of `text` in "a|b|c". */
@@ -96,7 +57,7 @@ static int parse_choice(const char *choices, const char *text, uint32_t *ret)
     return -EINVAL;
 }
 
-static int parse_value(const struct option *o, const char *text, void *values)
+static int parse_value(const struct option_entry *o, const char *text, void *values)
 {
     void *at = (char *)values + o->at;
     switch (o->kind) {
@@ -104,13 +65,13 @@ static int parse_value(const struct option *o, const char *text, void *values)
         *(const char **)at = text;
         return 0;
     case OPTION_UINT:
-        return parse_uint(o, text, at);
+        return parse_u32(text, (uint32_t)o->least, (uint32_t)upper(o, UINT32_MAX), at);
     case OPTION_INT64:
         return parse_int64(o, text, at);
     case OPTION_FLOAT:
         return parse_float(o, text, at);
     case OPTION_SIZE:
-        return options_parse_size(text, at);
+        return parse_size(text, at);
     case OPTION_CHOICE:
         return parse_choice(o->choices, text, at);
     case OPTION_FLAG:
@@ -121,7 +82,7 @@ static int parse_value(const struct option *o, const char *text, void *values)
 }
 
 /* What an argument should have been, for the message. */
-static void describe(const struct option *o, char *ret, size_t bytes)
+static void describe(const struct option_entry *o, char *ret, size_t bytes)
 {
     switch (o->kind) {
     case OPTION_CHOICE:
@@ -142,24 +103,24 @@ static void describe(const struct option *o, char *ret, size_t bytes)
     }
 }
 
-static const struct option *find_name(const struct option *table, const char *name, size_t length)
+static const struct option_entry *find_name(const struct option_entry *table, const char *name, size_t length)
 {
-    for (const struct option *o = table; o->name; o++)
+    for (const struct option_entry *o = table; o->name; o++)
         if (strlen(o->name) == length && !memcmp(o->name, name, length))
             return o;
     return NULL;
 }
 
-static const struct option *find_letter(const struct option *table, char letter)
+static const struct option_entry *find_letter(const struct option_entry *table, char letter)
 {
-    for (const struct option *o = table; o->name; o++)
+    for (const struct option_entry *o = table; o->name; o++)
         if (o->letter && o->letter == letter)
             return o;
     return NULL;
 }
 
 /* Finds the option that `word` names; *ret_inline is the argument after '=', or NULL. */
-static const struct option *find(const struct option *table, const char *word, const char **ret_inline)
+static const struct option_entry *find(const struct option_entry *table, const char *word, const char **ret_inline)
 {
     *ret_inline = NULL;
     if (word[0] != '-')
@@ -172,16 +133,16 @@ static const struct option *find(const struct option *table, const char *word, c
     return find_name(table, word + 2, equals ? (size_t)(equals - word - 2) : strlen(word + 2));
 }
 
-int options_parse(const struct option *table, int argc, char **argv, void *values, struct err *err)
+int options_parse(const struct option_entry *table, int argc, char **argv, void *values, struct err *err)
 {
-    for (const struct option *o = table; o->name; o++)
+    for (const struct option_entry *o = table; o->name; o++)
         if (o->initial)
             CHECK(!parse_value(o, o->initial, values));
     for (int i = 1; i < argc; i++) {
         const char *argument;
         if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h"))
             return 1;
-        const struct option *o = find(table, argv[i], &argument);
+        const struct option_entry *o = find(table, argv[i], &argument);
         if (!o)
             return err_set(err, -EINVAL, "unknown %s '%s'", argv[i][0] == '-' ? "option" : "argument", argv[i]);
         if (o->kind == OPTION_FLAG && argument)
@@ -199,7 +160,7 @@ int options_parse(const struct option *table, int argc, char **argv, void *value
     return 0;
 }
 
-static void help_line(const struct option *o, FILE *to)
+static void help_line(const struct option_entry *o, FILE *to)
 {
     char left[128];
     int n = o->letter ? snprintf(left, sizeof left, "  -%c, --%s", o->letter, o->name)
@@ -218,16 +179,16 @@ static void help_line(const struct option *o, FILE *to)
     fputc('\n', to);
 }
 
-void options_help(const struct option *table, FILE *to)
+void options_help(const struct option_entry *table, FILE *to)
 {
-    for (const struct option *first = table; first->name; first++) {
+    for (const struct option_entry *first = table; first->name; first++) {
         int seen = 0; /* the group was printed with an option before this one */
-        for (const struct option *o = table; o < first && !seen; o++)
+        for (const struct option_entry *o = table; o < first && !seen; o++)
             seen = first->group && o->group && !strcmp(o->group, first->group);
         if (!first->group || seen)
             continue;
         fprintf(to, "\n%s\n", first->group);
-        for (const struct option *o = first; o->name; o++)
+        for (const struct option_entry *o = first; o->name; o++)
             if (o->group && !strcmp(o->group, first->group))
                 help_line(o, to);
     }

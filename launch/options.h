@@ -15,12 +15,12 @@ enum option_kind {
     OPTION_UINT,   /* uint32_t */
     OPTION_INT64,  /* int64_t */
     OPTION_FLOAT,  /* float; finite */
-    OPTION_SIZE,   /* uint64_t bytes, suffix K, M or G (1024) */
+    OPTION_SIZE,   /* uint64_t bytes, as parse_size reads them */
     OPTION_FLAG,   /* bool: true when the option stands there; takes no argument */
     OPTION_CHOICE, /* uint32_t: index into `choices` */
 };
 
-struct option {
+struct option_entry {
     const char *name;     /* without "--"; NULL ends a table */
     char letter;          /* the short form, or 0 */
     enum option_kind kind;
@@ -35,12 +35,9 @@ struct option {
 
 /* Fills `values` with the defaults, then from argv[1..]. "--name value", "--name=value", "-x value". A second
  * occurrence replaces the first. 0; 1 when --help or -h stands there; -EINVAL with the option's name. */
-int options_parse(const struct option *table, int argc, char **argv, void *values, struct err *err);
+int options_parse(const struct option_entry *table, int argc, char **argv, void *values, struct err *err);
 
 /* The table as help: groups in order of first appearance, defaults in brackets. */
-void options_help(const struct option *table, FILE *to);
-
-/* "64M" -> bytes. 0 or -EINVAL. */
-int options_parse_size(const char *text, uint64_t *ret_bytes);
+void options_help(const struct option_entry *table, FILE *to);
 
 #endif

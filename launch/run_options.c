@@ -17,7 +17,7 @@
 #define SAMPLING "Sampling"
 #define PROGRAM "Program"
 
-static const struct option table[] = {
+static const struct option_entry table[] = {
     {.name = "model", .letter = 'm', .kind = OPTION_TEXT, AT(model), .argument = "FILE", .group = PROMPT,
      .text = "the model, a GGUF file"},
     {.name = "head", .letter = 'H', .kind = OPTION_TEXT, AT(head), .argument = "FILE", .group = PROMPT,
