@@ -1,0 +1,120 @@
+/* Inside of the CPU backend: the table of kernels that a process chose, scratch memory, and the compute object.
+ *
+ * Drivers (matmul.c, attention.c, ...) cut work into items for the pool and own every decision about tiles;
+ * kernels (reference.c, avx2.c) do arithmetic on one item. For every output element a kernel performs one
+ * sequence of operations that depends on the element's own inputs alone, so tiles may fall anywhere.
+ *
+ * The order of a dot product: lane j of 8 takes elements j, j + 8, j + 16, ... in this order; then
+ * ((0+1)+(2+3)) + ((4+5)+(6+7)). A tail shorter than 8 goes to the lanes from 0. */
+#ifndef COMPUTE_CPU_KERNELS_H
+#define COMPUTE_CPU_KERNELS_H
+
+#include "compute/compute.h"
+
+enum {
+    MATMUL_PANEL = 16,   /* rows of weights expanded at once: with 576 columns they stay in the L1 cache */
+    MATMUL_COLS = 1024,  /* columns of a panel; a multiple of every type's block */
+    MATMUL_TOKENS = 96,  /* tokens that one expanded panel serves; a multiple of the kernels' 3 */
+    ATTN_CHUNK = 256,    /* positions of one softmax part; fixed, since it is part of the order of summation */
+    ATTN_ROWS = 48,      /* query rows that a chunk serves at once */
+    HEAD_DIM_MAX = 1024, /* bound of per-thread scratch */
+    ROPE_TABLE = 1 << 17 /* floats of the rope cache: 1024 positions of 128 rotated dimensions */
+};
+
+/* One panel of expanded weights times some tokens. The lanes of unfinished sums rest in `acc` between the
+ * column blocks of a wide matrix. */
+struct matmul_tile {
+    float *out; /* [tokens][out_stride], at the panel's first row */
+    size_t out_stride;
+    const float *panel; /* [MATMUL_PANEL][MATMUL_COLS], zero from `cols` to the next multiple of 8 */
+    int rows;           /* valid rows, 1 .. MATMUL_PANEL */
+    const float *x;     /* [tokens][x_stride], at the block's first column */
+    size_t x_stride;
+    int tokens; /* 1 .. MATMUL_TOKENS */
+    uint32_t cols;
+    float *acc;        /* [MATMUL_TOKENS][MATMUL_PANEL][8] */
+    int first, last;   /* first and last column block */
+    const float *bias; /* [rows] or NULL */
+};
+
+/* Query rows that all attend the same pieces. */
+struct attn_tile {
+    const uint8_t *const *piece; /* [count]: K, then V head_dim elements on */
+    int count;                   /* 1 .. ATTN_CHUNK */
+    int piece_bytes;             /* to prefetch: K and V, or K alone */
+    enum dtype type;             /* F16 or BF16 */
+    int head_dim;
+    const float *const *q; /* [rows] */
+    int rows;              /* 1 .. ATTN_ROWS */
+    size_t stride;         /* of scores, floats */
+    float scale;
+};
+
+struct kernels {
+    const char *name;
+    /* Elements [0, count) of a row that starts at `row`, to float32. count is whole blocks. */
+    void (*expand)(float *out, enum dtype type, const uint8_t *row, uint32_t count);
+    /* out[r] = dot(row r, x): the product for one token, straight from the file's blocks. */
+    void (*dot_rows)(float *out, const struct matrix *w, uint32_t first_row, uint32_t rows, const float *x);
+    void (*matmul_tile)(const struct matmul_tile *tile);
+    void (*rmsnorm)(float *out, const float *x, const float *weight, int dim, float eps);
+    void (*swiglu)(float *out, const float *gate, const float *up, int dim);
+    /* To DTYPE_F16 or DTYPE_BF16, nearest even. `out` need not be aligned. */
+    void (*narrow)(uint8_t *out, enum dtype type, const float *x, int count);
+    /* scores[row][i] = scale * dot(q[row], K of piece i) */
+    void (*attn_scores)(float *scores, const struct attn_tile *tile);
+    /* acc[row][head_dim] = sum over i, ascending, of scores[row][i] * V of piece i */
+    void (*attn_values)(float *acc, const float *scores, const struct attn_tile *tile);
+    /* x[i] = exp(x[i] - max of x); returns the sum. count >= 1. A NaN among x makes the sum NaN. */
+    float (*softmax_part)(float *x, int count, float *ret_max);
+    /* out = e * factor for the first query head of a group, then max(out, e * factor), or out + e * factor;
+     * NaN stays. */
+    void (*pool_weights)(float *out, const float *e, float factor, int count, enum pool_kind pool, int first);
+    int head_dim_multiple; /* the attention kernels want whole multiples; others go to the reference */
+};
+
+extern const struct kernels kernels_reference;
+extern const struct kernels kernels_avx2;
+
+/* What one thread of the pool writes to while it works on an item. */
+struct scratch {
+    _Alignas(64) float panel[MATMUL_PANEL * MATMUL_COLS];
+    _Alignas(64) float acc[MATMUL_TOKENS * MATMUL_PANEL * 8];
+    _Alignas(64) float scores[ATTN_ROWS * ATTN_CHUNK];
+    _Alignas(64) float part[ATTN_ROWS * HEAD_DIM_MAX];
+    const uint8_t *piece[ATTN_CHUNK];
+    float max[ATTN_ROWS], sum[ATTN_ROWS], part_max[ATTN_ROWS], part_sum[ATTN_ROWS];
+};
+
+/* cos and sin of recent positions: the same tokens come by once for every layer, for q and for k. */
+struct rope_cache {
+    int dims;
+    float scale;
+    float inv_freq[HEAD_DIM_MAX / 2];
+    uint32_t slots;
+    uint64_t tag[ROPE_TABLE / 2];   /* position + 1; 0 where empty */
+    uint64_t stamp[ROPE_TABLE / 2]; /* run that used the slot last */
+    uint64_t run;
+    float table[ROPE_TABLE]; /* [slots][dims / 2][cos, sin] */
+};
+
+struct compute {
+    struct pool *pool;
+    int threads;
+    const struct kernels *kernels;
+    char name[32];
+    struct scratch *scratch; /* [threads] */
+    struct rope_cache *rope;
+    float *shared; /* [SHARED_FLOATS]: partial results between the loops of one operator */
+};
+
+/* 32 MiB of address space; only what an operator touches becomes memory. */
+enum { SHARED_FLOATS = 8 << 20 };
+
+/* The attention kernels that fit head_dim. */
+static inline const struct kernels *kernels_for_head(const struct compute *c, int head_dim)
+{
+    return head_dim % c->kernels->head_dim_multiple ? &kernels_reference : c->kernels;
+}
+
+#endif
