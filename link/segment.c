@@ -47,7 +47,7 @@ int segment_create_reserved(const char *name, uint64_t bytes, uint64_t reserve, 
                             struct err *err)
 {
     *ret = (struct segment){.fd = -1};
-    int fd;
+    int fd = -1;
     int r = make_file(name, bytes, &fd, err);
     if (r < 0)
         return r;

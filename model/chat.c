@@ -16,7 +16,8 @@
 #define LOOP         "{%formessageinmessages%}"
 #define SYSTEM_BEGIN "{%ifloop.firstandmessages[0]['role']!='system'%}{{'<|im_start|>system\\n"
 #define SYSTEM_END   "<|im_end|>\\n'}}{%endif%}"
-#define MESSAGE      "{{'<|im_start|>'+message['role']+'\\n'+message['content']+'<|im_end|>'+'\\n'}}{%endfor%}"
+#define CONTENT      "+message['content']+'<|im_end|>'+'\\n'}}"
+#define MESSAGE      "{{'<|im_start|>'+message['role']+'\\n'" CONTENT "{%endfor%}"
 #define GENERATE     "{%ifadd_generation_prompt%}{{'<|im_start|>assistant\\n'}}{%endif%}"
 
 struct format {
