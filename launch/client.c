@@ -168,3 +168,8 @@ int client_ask_status(struct client *client, enum client_part part)
     struct msg msg = {.kind = MSG_STATUS, .id = 1};
     return bus_send(client->peers[part].bus, &msg);
 }
+
+uint64_t client_epoch(const struct client *client)
+{
+    return bus_epoch(client->bus);
+}

@@ -35,6 +35,8 @@ void client_free(struct client **client);
 /* Pid that a part told in its greeting, 0 before. */
 uint32_t client_part_pid(const struct client *client, enum client_part part);
 
+uint64_t client_epoch(const struct client *client);
+
 /* `request`: any number; it comes back with the answers. 0, -EAGAIN, -ENOTCONN. */
 int client_generate(struct client *client, uint32_t request, const struct msg_generate *generate);
 int client_cancel(struct client *client, uint32_t request);

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #define MESSAGE_BYTES 4096
-#define RIGHTS_MAX 16
+#define RIGHTS_MAX    16
 
 int notify_listen(const char *path, int *ret_fd, struct err *err)
 {
@@ -71,7 +71,9 @@ int notify_receive(int fd, struct notify_news *ret_news)
         char bytes[CMSG_SPACE(sizeof(struct ucred)) + CMSG_SPACE(RIGHTS_MAX * sizeof(int))];
     } control;
     struct iovec part = {.iov_base = text, .iov_len = MESSAGE_BYTES};
-    struct msghdr header = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes,
+    struct msghdr header = {.msg_iov = &part,
+                            .msg_iovlen = 1,
+                            .msg_control = control.bytes,
                             .msg_controllen = sizeof control.bytes};
     ssize_t n;
     do {

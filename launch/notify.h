@@ -8,7 +8,7 @@
 #include "base/err.h"
 
 struct notify_news {
-    pid_t pid;  /* of the sender, as the kernel tells */
+    pid_t pid; /* of the sender, as the kernel tells */
     bool ready;
     bool stopping;
     char status[256]; /* "" when the message has none; control characters replaced */

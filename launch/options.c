@@ -120,7 +120,8 @@ static const struct option_entry *find_letter(const struct option_entry *table, 
 }
 
 /* Finds the option that `word` names; *ret_inline is the argument after '=', or NULL. */
-static const struct option_entry *find(const struct option_entry *table, const char *word, const char **ret_inline)
+static const struct option_entry *find(const struct option_entry *table, const char *word,
+                                       const char **ret_inline)
 {
     *ret_inline = NULL;
     if (word[0] != '-')
@@ -144,7 +145,8 @@ int options_parse(const struct option_entry *table, int argc, char **argv, void 
             return 1;
         const struct option_entry *o = find(table, argv[i], &argument);
         if (!o)
-            return err_set(err, -EINVAL, "unknown %s '%s'", argv[i][0] == '-' ? "option" : "argument", argv[i]);
+            return err_set(err, -EINVAL, "unknown %s '%s'", argv[i][0] == '-' ? "option" : "argument",
+                           argv[i]);
         if (o->kind == OPTION_FLAG && argument)
             return err_set(err, -EINVAL, "--%s takes no argument, found '%s'", o->name, argument);
         if (o->kind != OPTION_FLAG && !argument && i + 1 < argc)

@@ -21,8 +21,8 @@ enum option_kind {
 };
 
 struct option_entry {
-    const char *name;     /* without "--"; NULL ends a table */
-    char letter;          /* the short form, or 0 */
+    const char *name; /* without "--"; NULL ends a table */
+    char letter;      /* the short form, or 0 */
     enum option_kind kind;
     size_t at;            /* offset into the values */
     const char *argument; /* placeholder in the help; NULL for a flag */

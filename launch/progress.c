@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 
-#define WIDTH 40
+#define WIDTH      40
 #define REPAINT_NS (50 * CLOCK_MS) /* a terminal need not see more */
 
 void progress_init(struct progress *p, int fd)

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
+#include <stdbool.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -42,12 +43,13 @@ static int read_file(const char *path, struct text_buf *out, struct err *err)
 
 struct encoder {
     const struct tokenizer *tokenizer;
-    const struct chat_format *chat; /* NULL: the text is the prompt */
+    bool chat; /* else the text is the prompt */
     const char *system;
     uint32_t context;
 };
 
-static int encode(const struct encoder *e, const char *text, size_t bytes, struct token_buf *out, struct err *err)
+static int encode(const struct encoder *e, const char *text, size_t bytes, struct token_buf *out,
+                  struct err *err)
 {
     int r;
     if (e->chat) {
@@ -56,7 +58,7 @@ static int encode(const struct encoder *e, const char *text, size_t bytes, struc
         if (e->system)
             messages[count++] = (struct chat_message){"system", e->system, strlen(e->system)};
         messages[count++] = (struct chat_message){"user", text, bytes};
-        r = chat_encode(e->tokenizer, e->chat, messages, count, true, out, err);
+        r = chat_encode(e->tokenizer, messages, count, true, out, err);
     } else {
         r = tokenizer_encode_prompt(e->tokenizer, text, bytes, false, out, err);
     }
@@ -65,7 +67,8 @@ static int encode(const struct encoder *e, const char *text, size_t bytes, struc
     if (!out->count)
         return err_set(err, -EINVAL, "it is empty");
     if (out->count >= e->context)
-        return err_set(err, -E2BIG, "it has %zu tokens, but the context of %u positions holds at most %u and one more",
+        return err_set(err, -E2BIG,
+                       "it has %zu tokens, but the context of %u positions holds at most %u and one more",
                        out->count, e->context, e->context - 1);
     return 0;
 }
@@ -139,12 +142,15 @@ static int load_list(const char *path, const struct encoder *e, struct prompts *
 int prompts_load(const struct run_options *options, const struct tokenizer *tokenizer, uint32_t context,
                  struct prompts *ret_prompts, struct err *err)
 {
-    struct encoder e = {.tokenizer = tokenizer, .system = options->system, .context = context};
+    struct encoder e = {
+        .tokenizer = tokenizer, .chat = options->chat, .system = options->system, .context = context};
     struct prompts prompts = {0};
-    int r = options->chat ? chat_format_find(tokenizer, &e.chat, err) : 0;
+    const char *format;
+    int r = options->chat ? chat_check(tokenizer, &format, err) : 0;
     if (r)
         return r;
-    r = options->prompts ? load_list(options->prompts, &e, &prompts, err) : load_one(options, &e, &prompts, err);
+    r = options->prompts ? load_list(options->prompts, &e, &prompts, err)
+                         : load_one(options, &e, &prompts, err);
     if (r)
         prompts_free(&prompts);
     else

@@ -51,7 +51,8 @@ static void add_counters(json_t *to, const struct kv_counters *c)
 
 static void add_sequence(json_t *to, const struct sequence *s)
 {
-    uint32_t prompt = s->finished && s->done.prompt_tokens ? s->done.prompt_tokens : (uint32_t)s->prompt->count;
+    uint32_t prompt =
+        s->finished && s->done.prompt_tokens ? s->done.prompt_tokens : (uint32_t)s->prompt->count;
     json_object_set_new(to, "prompt_tokens", count_of(prompt));
     json_object_set_new(to, "cached_tokens", count_of(s->finished ? s->done.cached_tokens : s->cached));
     json_object_set_new(to, "generated_tokens", count_of(s->generated.count));
@@ -91,7 +92,7 @@ static json_t *make(const struct report *r)
     json_object_set_new(top, "context", count_of(r->context));
     json_object_set_new(top, "attention", json_string(run_options_attention_name(o)));
     json_object_set_new(top, "selection", json_string(run_options_selection_name(o)));
-    json_object_set_new(top, "budget", count_of(o->budget));
+    json_object_set_new(top, "budget", count_of(r->budget));
     json_object_set_new(top, "sinks", count_of(o->sinks));
     json_object_set_new(top, "window", count_of(o->window));
     json_object_set_new(top, "seed", json_integer((json_int_t)r->seed));
@@ -129,15 +130,13 @@ int report_write(const struct report *report, const char *path, struct err *err)
         return err_set(err, -EINVAL, "%s: the report cannot be written as JSON", path);
     size_t room = strlen(path) + 16;
     char *temporary = mem_alloc(room, 1);
-    snprintf(temporary, room, "%s.XXXXXX", path);
-    int r = 0, fd = mkostemp(temporary, O_CLOEXEC);
+    snprintf(temporary, room, "%s.%d", path, (int)getpid());
+    int r = 0, fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (fd < 0) {
         r = -errno;
     } else {
         r = write_all(fd, text, strlen(text));
         r = r ? r : write_all(fd, "\n", 1);
-        if (!r && fchmod(fd, 0644))
-            r = -errno;
         if (close(fd) && !r)
             r = -errno;
         if (!r && rename(temporary, path))
@@ -172,7 +171,7 @@ static void print_attention(const struct report *report, const struct kv_counter
 {
     if (sum->lists)
         fprintf(to, "attention:  %10.1f positions a step of a budget of %u", sequence_attended(sum),
-                report->options->budget);
+                report->budget);
     if (sum->lists && sum->selected)
         fprintf(to, ", overlap %.1f %%", 100 * sequence_overlap(sum));
     if (sum->lists && sum->mass_count)
@@ -180,7 +179,8 @@ static void print_attention(const struct report *report, const struct kv_counter
     if (sum->lists)
         fputc('\n', to);
     if (sum->bytes_if_reloaded)
-        fprintf(to, "loaded:     %10.2f MB for selections, %.2f MB if each were loaded whole (%.1f %% saved)\n",
+        fprintf(to,
+                "loaded:     %10.2f MB for selections, %.2f MB if each were loaded whole (%.1f %% saved)\n",
                 (double)sum->bytes_loaded / 1e6, (double)sum->bytes_if_reloaded / 1e6,
                 100 - 100 * (double)sum->bytes_loaded / (double)sum->bytes_if_reloaded);
     if (sum->layers_resident + sum->layers_offloaded)
@@ -211,14 +211,17 @@ void report_print(const struct report *report, FILE *to)
     fprintf(to, "load:       %10.2f ms\n", (double)report->load_ns / (double)CLOCK_MS);
     if (report->count == 1 && prefill_ns > 0)
         fprintf(to, "prefill:    %10.2f ms, %" PRIu64 " tokens (%" PRIu64 " cached), %.2f tokens/s\n",
-                (double)prefill_ns / (double)CLOCK_MS, prompt, cached, sequence_prefill_rate(report->sequences));
+                (double)prefill_ns / (double)CLOCK_MS, prompt, cached,
+                sequence_prefill_rate(report->sequences));
     if (report->count == 1 && decode_ns > 0)
         fprintf(to, "decode:     %10.2f ms, %" PRIu64 " tokens, %.2f tokens/s\n",
                 (double)decode_ns / (double)CLOCK_MS, generated, sequence_decode_rate(report->sequences));
     if (report->count > 1 && report->run_ns > 0)
-        fprintf(to, "batch:      %10.2f ms, %u prompts, %" PRIu64 " tokens (%" PRIu64 " cached) in, %" PRIu64
-                " out, %.2f tokens/s out\n", (double)report->run_ns / (double)CLOCK_MS, report->count, prompt, cached,
-                generated, (double)generated * (double)CLOCK_S / (double)report->run_ns);
+        fprintf(to,
+                "batch:      %10.2f ms, %u prompts, %" PRIu64 " tokens (%" PRIu64 " cached) in, %" PRIu64
+                " out, %.2f tokens/s out\n",
+                (double)report->run_ns / (double)CLOCK_MS, report->count, prompt, cached, generated,
+                (double)generated * (double)CLOCK_S / (double)report->run_ns);
     if (ttft > 0)
         fprintf(to, "first token:%10.2f ms%s\n", ttft, report->count > 1 ? " at the latest" : "");
     print_attention(report, &sum, to);

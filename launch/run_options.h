@@ -13,7 +13,7 @@
 enum run_attention { RUN_SPARSE, RUN_FULL };
 
 struct run_options {
-    const char *model, *head;                    /* paths; head NULL: made from the model and kept in the cache */
+    const char *model, *head; /* paths; head NULL: made from the model and kept in the cache */
     const char *prompt, *file, *prompts, *system; /* NULL: not given */
     const char *report, *runtime;
     bool chat;
@@ -25,7 +25,7 @@ struct run_options {
     uint32_t budget, sinks, window;
     uint32_t pool; /* 0: as the head recommends, 1 max, 2 mean */
 
-    uint32_t context; /* 0: the model's */
+    uint32_t context;                    /* 0: the model's */
     uint64_t device_memory, host_memory; /* bytes; 0: the store's default */
     uint32_t slots, sequences;           /* 0: default */
     bool no_elastic, no_prefix, no_offload, poison;

@@ -14,7 +14,7 @@ struct sequence {
     struct token_buf generated;
     struct text_buf text; /* valid UTF-8 */
     struct detokenizer detok;
-    int64_t sent_ns, first_ns; /* 0: not yet */
+    int64_t sent_ns, first_ns;  /* 0: not yet */
     uint32_t prefilled, cached; /* as PROGRESS told */
     bool sent, finished;
     struct msg_done done; /* valid when finished */
@@ -29,9 +29,11 @@ void sequence_push(struct sequence *sequence, const struct tokenizer *tokenizer,
 /* Takes the last word; the text is complete afterwards. */
 void sequence_finish(struct sequence *sequence, const struct msg_done *done);
 
-double sequence_ttft_ms(const struct sequence *sequence);   /* NAN before the first token */
-double sequence_prefill_rate(const struct sequence *sequence); /* computed prompt tokens a second; NAN unknown */
-double sequence_decode_rate(const struct sequence *sequence);  /* tokens a second after the first; NAN unknown */
+double sequence_ttft_ms(const struct sequence *sequence); /* NAN before the first token */
+double
+sequence_prefill_rate(const struct sequence *sequence); /* computed prompt tokens a second; NAN unknown */
+double
+sequence_decode_rate(const struct sequence *sequence); /* tokens a second after the first; NAN unknown */
 
 /* Means of the store's counters; NAN where nothing was counted. */
 double sequence_attended(const struct kv_counters *counters);

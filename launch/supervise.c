@@ -82,8 +82,8 @@ int supervise_create(const struct supervise_config *config, const struct supervi
                      struct supervise **ret_supervise, struct err *err)
 {
     struct supervise *s = mem_alloc(1, sizeof *s);
-    *s = (struct supervise){.loop = config->loop, .ops = ops, .arg = arg, .notify_fd = -1,
-                            .lifeline = {-1, -1}, .timer = -1};
+    *s = (struct supervise){
+        .loop = config->loop, .ops = ops, .arg = arg, .notify_fd = -1, .lifeline = {-1, -1}, .timer = -1};
     int r = find_bin_dir(config->bin_dir, s->bin_dir, err);
     if (r)
         goto fail;
@@ -182,7 +182,8 @@ void supervise_arg(struct supervise_part *part, const char *name, const char *va
 }
 
 /* In the child, which is single-threaded as its parent was. Never returns. */
-static void become(const struct supervise *s, const struct supervise_part *part, const char *path, pid_t parent)
+static void become(const struct supervise *s, const struct supervise_part *part, const char *path,
+                   pid_t parent)
 {
     char lifeline[16];
     const char *argv[SUPERVISE_ARGS_MAX + 6];
@@ -213,8 +214,8 @@ static void become(const struct supervise *s, const struct supervise_part *part,
     if (null < 0 || dup2(null, STDIN_FILENO) < 0 || dup2(STDERR_FILENO, STDOUT_FILENO) < 0 ||
         fcntl(s->lifeline[0], F_SETFD, 0) < 0)
         _exit(126);
-    static const char *const foreign[] = {"LISTEN_FDS",     "LISTEN_PID",   "LISTEN_FDNAMES",
-                                          "WATCHDOG_USEC",  "WATCHDOG_PID", "JOURNAL_STREAM"};
+    static const char *const foreign[] = {"LISTEN_FDS",    "LISTEN_PID",   "LISTEN_FDNAMES",
+                                          "WATCHDOG_USEC", "WATCHDOG_PID", "JOURNAL_STREAM"};
     for (unsigned i = 0; i < sizeof foreign / sizeof *foreign; i++)
         unsetenv(foreign[i]);
     setenv("NOTIFY_SOCKET", s->notify_path, 1);
@@ -316,7 +317,8 @@ void supervise_kill(struct supervise *s)
 static int stopped_by(const struct part *part)
 {
     siginfo_t info = {0};
-    if (part->pidfd < 0 || waitid(P_PID, (id_t)part->pid, &info, WSTOPPED | WNOHANG | WNOWAIT) || !info.si_pid)
+    if (part->pidfd < 0 || waitid(P_PID, (id_t)part->pid, &info, WSTOPPED | WNOHANG | WNOWAIT) ||
+        !info.si_pid)
         return 0;
     return info.si_status;
 }
@@ -396,7 +398,8 @@ static void check_start(struct supervise *s)
         if (part->ready)
             continue;
         char text[ERR_TEXT_MAX];
-        snprintf(text, sizeof text, "%s (pid %d) did not become ready in time (%d s without progress, %d s in all)",
+        snprintf(text, sizeof text,
+                 "%s (pid %d) did not become ready in time (%d s without progress, %d s in all)",
                  part->program, (int)part->pid, (int)(SUPERVISE_START_NS / CLOCK_S),
                  (int)(SUPERVISE_START_MAX_NS / CLOCK_S));
         fail(s, text);

@@ -14,18 +14,18 @@
 #include "base/err.h"
 #include "base/loop.h"
 
-#define SUPERVISE_PARTS_MAX 8
-#define SUPERVISE_ARGS_MAX 40
-#define SUPERVISE_START_NS (60 * CLOCK_S)      /* without a READY or a new STATUS */
+#define SUPERVISE_PARTS_MAX    8
+#define SUPERVISE_ARGS_MAX     40
+#define SUPERVISE_START_NS     (60 * CLOCK_S)  /* without a READY or a new STATUS */
 #define SUPERVISE_START_MAX_NS (900 * CLOCK_S) /* in all */
-#define SUPERVISE_STOP_NS (1 * CLOCK_S)        /* from SIGTERM to SIGKILL at an ordinary end */
-#define SUPERVISE_FAIL_NS (400 * CLOCK_MS)     /* ... after a failure: found within 4.5 s, all gone within 5 s */
+#define SUPERVISE_STOP_NS      (1 * CLOCK_S)   /* from SIGTERM to SIGKILL at an ordinary end */
+#define SUPERVISE_FAIL_NS      (400 * CLOCK_MS) /* ... after a failure: found within 4.5 s, all gone within 5 s */
 
 struct supervise;
 
 struct supervise_ops {
     void (*status)(void *arg, const char *part, const char *text); /* what a part says while it starts */
-    void (*ready)(void *arg);                    /* every part is ready; once */
+    void (*ready)(void *arg);                                      /* every part is ready; once */
     void (*failed)(void *arg, const char *text); /* names the part, pid and cause; once. The end has begun */
     void (*stopped)(void *arg);                  /* no part is left, the directory is gone; once */
 };
