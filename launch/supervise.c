@@ -49,7 +49,7 @@ struct supervise {
     int timer;
     enum phase phase;
     bool failed;
-    int64_t start_deadline_ns, start_limit_ns;
+    int64_t start_ns, start_deadline_ns, start_limit_ns;
     int64_t settle_ns; /* when the first unexpected end is reported; 0: none */
     int64_t kill_ns;   /* when SIGTERM was not enough */
     struct part *first_end;
@@ -114,7 +114,8 @@ int supervise_create(const struct supervise_config *config, const struct supervi
         goto fail;
     }
     s->timer = loop_add_timer(s->loop, TICK_NS, on_tick, s);
-    s->start_deadline_ns = clock_now_ns() + SUPERVISE_START_NS;
+    s->start_ns = config->start_ns ? config->start_ns : SUPERVISE_START_NS;
+    s->start_deadline_ns = clock_now_ns() + s->start_ns;
     s->start_limit_ns = clock_now_ns() + SUPERVISE_START_MAX_NS;
     *ret_supervise = s;
     return 0;
@@ -398,10 +399,9 @@ static void check_start(struct supervise *s)
         if (part->ready)
             continue;
         char text[ERR_TEXT_MAX];
-        snprintf(text, sizeof text,
-                 "%s (pid %d) did not become ready in time (%d s without progress, %d s in all)",
-                 part->program, (int)part->pid, (int)(SUPERVISE_START_NS / CLOCK_S),
-                 (int)(SUPERVISE_START_MAX_NS / CLOCK_S));
+        snprintf(text, sizeof text, "%s (pid %d) did not become ready: no progress for %g s, or %g s in all",
+                 part->program, (int)part->pid, (double)s->start_ns / (double)CLOCK_S,
+                 (double)SUPERVISE_START_MAX_NS / (double)CLOCK_S);
         fail(s, text);
         return;
     }
@@ -432,7 +432,7 @@ static void on_notify(void *arg, uint32_t events)
                 part = &s->parts[i];
         if (!part || s->phase != STARTING)
             continue;
-        s->start_deadline_ns = clock_now_ns() + SUPERVISE_START_NS;
+        s->start_deadline_ns = clock_now_ns() + s->start_ns;
         if (news.status[0])
             s->ops->status(s->arg, part->program, news.status);
         if (!news.ready || part->ready)

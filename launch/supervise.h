@@ -34,6 +34,7 @@ struct supervise_config {
     struct loop *loop;
     const char *bin_dir; /* where the programs lie; NULL: beside our own */
     const char *dir;     /* runtime directory; NULL: a new private one */
+    int64_t start_ns;    /* in place of SUPERVISE_START_NS; 0: that */
 };
 
 /* Makes the runtime directory, the notify socket in it and the life line. Strings of `config` are copied. */
