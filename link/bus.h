@@ -1,14 +1,19 @@
 /* Messages between processes over ZeroMQ: a ROUTER a server, a DEALER a client, ipc:// only.
  *
- * Explicit high-water marks, no lingering, a fresh identity each life, ROUTER_MANDATORY. A server keeps a peer
- * table keyed by routing id; a peer must say HELLO first, and whatever msg_allowed forbids closes it. All calls
- * belong to the loop thread; bus_drain is its before-sleep hook. */
+ * Explicit high-water marks, no lingering, a fresh identity each life, ROUTER_MANDATORY. A server keeps a
+ * peer table keyed by routing id; a peer must say HELLO first, and whatever msg_allowed forbids closes it.
+ * All calls belong to the loop thread; the bus sets its own before-sleep hook and timer there.
+ *
+ * Who may connect: the socket has mode 0600 from its first moment and lies in a directory of mode 0700
+ * (link/runtime.h), and connections of other users but root are closed as they are accepted. Messages
+ * themselves carry no credentials: ZeroMQ tells none for ipc. */
 #ifndef LINK_BUS_H
 #define LINK_BUS_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/loop.h"
 #include "proto/msg.h"
@@ -40,43 +45,55 @@ const struct bus_counters *bus_counters(const struct bus *bus);
 void bus_set_hello(struct bus *bus, const struct msg_hello *hello);
 
 struct bus_server_ops {
-    /* A peer said HELLO. 0 accepts (WELCOME is sent); negative refuses: err's text goes back as ERROR. */
+    /* A peer said HELLO. 0 accepts (WELCOME is sent); negative refuses: err's text goes back as ERROR.
+     * Nothing may be sent to the peer before the call returns, nor is it found by bus_find_role. NULL
+     * accepts all. A peer that repeats itself is welcomed again without a call. */
     int (*hello)(void *arg, struct bus_peer *peer, const struct msg_hello *hello, struct err *err);
-    /* Any other allowed message. PING, STATUS are answered by the bus (STATUS through `status`). The message is
-     * released after the call unless the callee took msg->memory (sets it to NULL). */
+    /* Any other allowed message. PING, STATUS are answered by the bus (STATUS through `status`). The message
+     * is released after the call unless the callee took msg->memory (sets it to NULL). */
     void (*message)(void *arg, struct bus_peer *peer, struct msg *msg);
     /* JSON text for STATUS, NUL-terminated, malloc'ed; may be NULL. */
     char *(*status)(void *arg);
-    /* A peer was closed by a protocol error or went silent past BUS_SILENCE_NS while it had work (may be NULL). */
+    /* A peer that was accepted is no more (may be NULL): a protocol error, silence past BUS_SILENCE_NS,
+     * another HELLO of the same process, or its place was needed. It is freed after the call. Not called for
+     * bus_close_peer and bus_free. */
     void (*gone)(void *arg, struct bus_peer *peer);
 };
 
-/* Binds ipc://path; a stale socket is replaced. */
+/* Binds ipc://path (absolute); the socket of a dead server is replaced, -EADDRINUSE when one lives. */
 int bus_serve(struct bus *bus, const char *path, uint32_t role, const struct bus_server_ops *ops, void *arg,
               struct bus_server **ret_server, struct err *err);
 
 /* Sends to a peer; epoch and version are filled in. -EAGAIN: its queue is full (counted), -EHOSTUNREACH. */
 int bus_reply(struct bus_server *server, const struct bus_peer *peer, struct msg *msg);
 
-/* First peer of a role, or NULL. */
+/* The peer of a role that greeted last, or NULL. */
 struct bus_peer *bus_find_role(struct bus_server *server, uint32_t role);
+/* Forgets and frees a peer; its next message is answered with ERROR -ENOTCONN, so it greets anew. Also from a
+ * callback of that peer, except `hello` and `gone`. */
 void bus_close_peer(struct bus_server *server, struct bus_peer *peer);
 
-#define BUS_PING_NS (500 * CLOCK_MS)    /* clients ping when they have sent nothing for so long */
+#define BUS_PING_NS (500 * CLOCK_MS)    /* clients ping when they have sent, or heard, nothing for so long */
 #define BUS_SILENCE_NS (4 * CLOCK_S)    /* a peer that says nothing for so long is LOST */
 
 enum bus_state { BUS_NEW, BUS_GREETING, BUS_READY, BUS_LOST };
 
 struct bus_client_ops {
-    void (*welcome)(void *arg, const struct msg_hello *hello, uint64_t epoch); /* READY; again on a new epoch */
+    /* READY; again after each loss. */
+    void (*welcome)(void *arg, const struct msg_hello *hello, uint64_t epoch);
+    /* Anything but WELCOME and PONG. ERROR with id 0 while GREETING: HELLO was refused; it goes on being
+     * repeated until bus_disconnect. The message's memory as in bus_server_ops. */
     void (*message)(void *arg, struct msg *msg);
     void (*lost)(void *arg, const char *why); /* silence, or another epoch: everything asked for is void */
 };
 
-/* Connects (the server may come later), says HELLO and repeats it each BUS_PING_NS until welcomed. */
+/* Connects (the server may come later), says HELLO and repeats it each BUS_PING_NS until welcomed. One
+ * client a server and bus. All callbacks may be NULL; each may call bus_send, bus_disconnect and
+ * bus_connect. */
 int bus_connect(struct bus *bus, const char *path, const struct bus_client_ops *ops, void *arg,
                 struct bus_client **ret_client, struct err *err);
-int bus_send(struct bus_client *client, struct msg *msg); /* 0, -EAGAIN (full, counted), -ENOTCONN (not READY) */
+/* 0, -EAGAIN (full or unconnected for now, counted), -ENOTCONN (not READY). */
+int bus_send(struct bus_client *client, struct msg *msg);
 enum bus_state bus_client_state(const struct bus_client *client);
 void bus_disconnect(struct bus_client **client);
 

@@ -159,7 +159,8 @@ static int check_frame(const struct fdpass_frame *frame, uint32_t count, struct 
         return err_set(err, -EPROTO, "descriptor socket: kind: found %u, expected %u to %u", frame->kind,
                        FDPASS_ASK, FDPASS_ARENA);
     if (frame->fds != count)
-        return err_set(err, -EPROTO, "descriptor socket: descriptors: found %u, expected %u", count, frame->fds);
+        return err_set(err, -EPROTO, "descriptor socket: descriptors: found %u, expected %u", count,
+                       frame->fds);
     return 0;
 }
 

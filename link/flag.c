@@ -21,8 +21,8 @@ static bool is_aborted(uint32_t value, uint32_t step)
     return (int32_t)(value - step) >= (int32_t)(FLAG_ABORT_AHEAD / 2);
 }
 
-/* A waiter counts itself before it looks at the value for the last time, and the raiser looks for waiters after
- * it has stored the value; both sequentially consistent, so at least one of them sees the other. */
+/* A waiter counts itself before it looks at the value for the last time, and the raiser looks for waiters
+ * after it has stored the value; both sequentially consistent, so at least one of them sees the other. */
 static void wake(struct control_flag *flag)
 {
     if (atomic_load(&flag->waiters))

@@ -13,13 +13,15 @@ void flag_raise(struct control_flag *flag, uint32_t step);
 /* Whether the flag has reached `step` (acquire). An aborted flag has not. */
 int flag_reached(struct control_flag *flag, uint32_t step);
 
-/* Waits until the flag reaches `step`. 0, -ECANCELED when it was aborted, -ETIMEDOUT at deadline_ns. Spins for
- * `spin_ns` before it sleeps. */
+/* Waits until the flag reaches `step`. 0, -ECANCELED when it was aborted, -ETIMEDOUT at deadline_ns. Spins
+ * for `spin_ns` before it sleeps. */
 int flag_wait(struct control_flag *flag, uint32_t step, int64_t deadline_ns, int64_t spin_ns);
 
 /* Breaks present and future waits. Either side may call it, again as well. */
 void flag_abort(struct control_flag *flag);
-int flag_aborted(const struct control_flag *flag, uint32_t step); /* `step`: what the caller waited for last */
+
+/* `step`: what the caller waited for last. */
+int flag_aborted(const struct control_flag *flag, uint32_t step);
 
 /* Aborts all flags of a control segment: what a survivor does first when its peer has died. */
 void flag_abort_all(struct control_header *header);

@@ -11,8 +11,8 @@
 
 #include "base/check.h"
 
-/* Maps `reserve` bytes, of which `bytes` lie within the file. Those behind its end cost nothing and come alive
- * as the file grows, so addresses never move. */
+/* Maps `reserve` bytes, of which `bytes` lie within the file. Those behind its end cost nothing and come
+ * alive as the file grows, so addresses never move. */
 static int map_file(int fd, uint64_t bytes, uint64_t reserve, struct segment *ret, struct err *err)
 {
     uint64_t length = reserve > bytes ? reserve : bytes;
@@ -37,7 +37,8 @@ static int make_file(const char *name, uint64_t bytes, int *ret_fd, struct err *
     if (ftruncate(fd, (off_t)bytes) < 0 || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_SEAL) < 0) {
         int code = -errno;
         close(fd);
-        return err_set(err, code, "segment %s: %llu bytes: %s", name, (unsigned long long)bytes, strerror(-code));
+        return err_set(err, code, "segment %s: %llu bytes: %s", name, (unsigned long long)bytes,
+                       strerror(-code));
     }
     *ret_fd = fd;
     return 0;
@@ -67,7 +68,8 @@ static int check_file(int fd, uint64_t *ret_bytes, struct err *err)
 {
     int seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0 || !(seals & F_SEAL_SHRINK))
-        return err_set(err, -EPERM, "segment: seals: found %d, expected a memfd sealed against shrinking", seals);
+        return err_set(err, -EPERM, "segment: seals: found %d, expected a memfd sealed against shrinking",
+                       seals);
     struct stat st;
     if (fstat(fd, &st) < 0)
         return err_set(err, -errno, "segment: fstat: %s", strerror(errno));

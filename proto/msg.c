@@ -1,9 +1,9 @@
 /* Messages as bytes; see msg.h. Pure, any thread.
  *
- * Both directions walk the tables of msg_fields.c. Reading goes: the whole frame's framing (nothing allocated),
- * envelope, fields into the struct (bulk data still pointing into the frame), ranges, one allocation for all
- * bulk data, and last what needs the data's content. Structs of entries are copied as they are, so this
- * is for little-endian machines only. */
+ * Both directions walk the tables of msg_fields.c. Reading goes: the whole frame's framing (nothing
+ * allocated), envelope, fields into the struct (bulk data still pointing into the frame), ranges, one
+ * allocation for all bulk data, and last what needs the data's content. Structs of entries are copied as
+ * they are, so this is for little-endian machines only. */
 #include "proto/msg.h"
 
 #include <errno.h>
@@ -56,7 +56,8 @@ static size_t bulk_bytes(const struct kind *kind, void *body)
     struct bulk bulk;
     for (const struct field *f = kind->fields; f->name; f++)
         if (field_bulk(f, body, &bulk))
-            sum += (bulk.bytes + BULK_ALIGN) / BULK_ALIGN * BULK_ALIGN; /* at least one zero byte behind each */
+            sum +=
+                (bulk.bytes + BULK_ALIGN) / BULK_ALIGN * BULK_ALIGN; /* at least one zero byte behind each */
     return sum;
 }
 
@@ -258,8 +259,8 @@ static int read_bulk(const struct field *f, const struct pack_item *item, uint8_
     if (item->type != (f->type == FIELD_BYTES ? PACK_STR : PACK_BIN))
         return wrong_type(f->name, err);
     if (item->count % unit)
-        return err_set(err, -EPROTO, "%s: length: found %u bytes, expected a multiple of %u", f->name, item->count,
-                       unit);
+        return err_set(err, -EPROTO, "%s: length: found %u bytes, expected a multiple of %u", f->name,
+                       item->count, unit);
     uint32_t count = item->count / unit;
     memcpy(at, &item->data, sizeof item->data);
     memcpy(at + sizeof item->data, &count, sizeof count);
@@ -281,7 +282,8 @@ static int read_field(struct pack_reader *reader, const struct field *f, const s
         if (item->type != PACK_BIN)
             return wrong_type(f->name, err);
         if (item->count != f->size)
-            return err_set(err, -EPROTO, "%s: length: found %u bytes, expected %u", f->name, item->count, f->size);
+            return err_set(err, -EPROTO, "%s: length: found %u bytes, expected %u", f->name, item->count,
+                           f->size);
         memcpy(base + f->at, item->data, f->size);
         return 0;
     case FIELD_IDS:
@@ -352,8 +354,8 @@ static int read_envelope(struct pack_reader *reader, struct msg *msg, struct err
     if (r < 0)
         return r;
     if (msg->version < MSG_VERSION_MIN || msg->version > MSG_VERSION)
-        return err_set(err, -EPROTONOSUPPORT, "version: found %u, expected %u to %u", msg->version, MSG_VERSION_MIN,
-                       MSG_VERSION);
+        return err_set(err, -EPROTONOSUPPORT, "version: found %u, expected %u to %u", msg->version,
+                       MSG_VERSION_MIN, MSG_VERSION);
     if (array.count != ENVELOPE_ITEMS)
         return err_set(err, -EPROTO, "message: found %u items, expected %d", array.count, ENVELOPE_ITEMS);
     if ((r = pack_next(reader, &item, err)) == 0)
@@ -408,7 +410,8 @@ int msg_decode(const void *frame, size_t bytes, struct msg *ret, struct err *err
 {
     memset(ret, 0, sizeof *ret);
     if (bytes > LIMIT_MESSAGE_BYTES)
-        return err_set(err, -EMSGSIZE, "message: found %zu bytes, expected at most %u", bytes, LIMIT_MESSAGE_BYTES);
+        return err_set(err, -EMSGSIZE, "message: found %zu bytes, expected at most %u", bytes,
+                       LIMIT_MESSAGE_BYTES);
     int r = pack_check(frame, bytes, LIMIT_MESSAGE_DEPTH, LIMIT_MESSAGE_OBJECTS, err);
     if (r < 0)
         return r;
@@ -446,7 +449,10 @@ const char *msg_role_name(uint32_t role)
 const char *msg_finish_name(uint32_t reason)
 {
     static const char *const names[] = {
-        [FINISH_STOP] = "stop", [FINISH_LENGTH] = "length", [FINISH_CANCELLED] = "cancelled", [FINISH_ERROR] = "error",
+        [FINISH_STOP] = "stop",
+        [FINISH_LENGTH] = "length",
+        [FINISH_CANCELLED] = "cancelled",
+        [FINISH_ERROR] = "error",
     };
     return reason >= FINISH_STOP && reason <= FINISH_ERROR ? names[reason] : "?";
 }

@@ -1,14 +1,14 @@
-/* Messages of the control plane: what they carry, how they are written as msgpack. Dialogs, states and limits:
- * PROTOCOL.md. Pure bytes: no sockets here.
+/* Messages of the control plane: what they carry, how they are written as msgpack. Dialogs, states and
+ * limits: PROTOCOL.md. Pure bytes: no sockets here.
  *
  * On the wire a message is one frame: the msgpack array [kind, version, epoch, id, deadline_ns, body], the
  * body a map with string keys (the field names below). Bulk data (token ids, index sets) travels as `bin` of
- * little-endian u32. Decoding checks the whole frame (framing, depth, counts against the bytes that are left)
- * before it allocates anything, then every field's type and range. Unknown map keys are skipped, an unknown
- * kind is -EPROTO, a version outside [MSG_VERSION_MIN, MSG_VERSION] is -EPROTONOSUPPORT.
+ * little-endian u32. Decoding checks the whole frame (framing, depth, counts against the bytes that are
+ * left) before it allocates anything, then every field's type and range. Unknown map keys are skipped, an
+ * unknown kind is -EPROTO, a version outside [MSG_VERSION_MIN, MSG_VERSION] is -EPROTONOSUPPORT.
  *
- * A decoded message owns one block of memory (msg_free); its pointers lead into it. For encoding, pointers are
- * borrowed. */
+ * A decoded message owns one block of memory (msg_free); its pointers lead into it. For encoding, pointers
+ * are borrowed. */
 #ifndef PROTO_MSG_H
 #define PROTO_MSG_H
 
@@ -73,7 +73,7 @@ struct msg_hello { /* HELLO and WELCOME */
     uint32_t pid;
     char build[64];
     char device[64];      /* GPU UUID, or "cpu" */
-    bool has_layout;      /* the decoder's HELLO always; a retriever's too; a store's WELCOME once it has one */
+    bool has_layout;      /* decoder's and retriever's HELLO: always; store's WELCOME: once it has one */
     struct kv_layout layout;
     struct hash128 tokenizer; /* fingerprint, zero when the sender has none */
     uint64_t head;            /* a retriever's: fingerprint of its head (low half), else 0 */
@@ -178,15 +178,15 @@ struct msg_step { /* id = step */
 struct msg_topk_entry {
     uint64_t sequence;
     uint32_t index;
-    uint32_t base_step; /* step of the set that the differences refer to; equal to the step itself: full sets */
-    uint32_t limit;     /* every named position is in [sinks, limit); limit = position - window, at least sinks */
+    uint32_t base_step; /* step of the set that the differences refer to; the step itself: full sets */
+    uint32_t limit;     /* named positions are in [sinks, limit); limit = position - window, at least sinks */
     uint32_t position;  /* of the token that the selection was made from */
     float mass;         /* mean share of the head's weight on what will be attended */
     uint32_t pad;
 };
 
-/* All positions ascending. For each entry, group, selection head in this order: `added` and `removed` count in
- * `counts` (a full set has removed = 0), and the added, then the removed positions in `positions`. */
+/* All positions ascending. For each entry, group, selection head in this order: `added` and `removed` count
+ * in `counts` (a full set has removed = 0), and the added, then the removed positions in `positions`. */
 struct msg_topk { /* id = step */
     const struct msg_topk_entry *entries;
     uint32_t entry_count;
@@ -200,13 +200,20 @@ struct msg_reselect { /* id = step from which on full sets are wanted */
 };
 
 struct msg_sampling {
-    float temperature; /* 0: greedy */
-    float top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty;
+    float temperature;    /* 0 to 1000; 0: greedy */
+    float top_p, min_p;   /* 0 to 1 */
+    float repeat_penalty; /* 0 to 1000 */
+    float presence_penalty, frequency_penalty; /* -1000 to 1000 */
     uint32_t top_k, repeat_last_n;
     uint64_t seed;
 };
 
-enum generate_flags { GENERATE_FULL = 1, GENERATE_IGNORE_EOS = 2, GENERATE_REUSE = 4, GENERATE_REUSE_SPARSE = 8 };
+enum generate_flags {
+    GENERATE_FULL = 1,
+    GENERATE_IGNORE_EOS = 2,
+    GENERATE_REUSE = 4,
+    GENERATE_REUSE_SPARSE = 8
+};
 
 struct msg_generate { /* id = the client's request id */
     uint32_t flags;     /* enum generate_flags */
@@ -275,7 +282,8 @@ void msg_encode(const struct msg *msg, void **ret_buffer, size_t *ret_bytes);
 void msg_buffer_free(void *buffer);
 
 /* Decodes one frame. On success *ret_msg is filled and must be released with msg_free. On failure nothing is
- * owned. -EPROTO, -EPROTONOSUPPORT or -EMSGSIZE with one line in err. */
+ * owned, and kind and id are what was read of them, else 0. -EPROTO, -EPROTONOSUPPORT or -EMSGSIZE with one
+ * line in err. */
 int msg_decode(const void *frame, size_t bytes, struct msg *ret_msg, struct err *err);
 void msg_free(struct msg *msg);
 

@@ -1,5 +1,5 @@
-/* Tables of all messages; see msg_fields.h. Constant data and pure checks, any thread. Adding a field: one line
- * here and one in msg.h; its name on the wire is its name in the struct. */
+/* Tables of all messages; see msg_fields.h. Constant data and pure checks, any thread. Adding a field: one
+ * line here and one in msg.h; its name on the wire is its name in the struct. */
 #include "proto/msg_fields.h"
 
 #include <errno.h>
@@ -8,6 +8,7 @@
 
 #define ERRNO_MAX 4095
 
+/* clang-format off */
 /* The range is one argument or two: ANY32 and its like expand to both ends. */
 #define PLACE(t, s, f) .name = #f, .type = FIELD_##t, .at = offsetof(struct s, f)
 #define RANGE(lo, hi) .min = (lo), .max = (hi)
@@ -24,7 +25,8 @@
 #define HASH(s, f) {PLACE(HASH, s, f), SIZE_OF(s, f)}
 #define WORDS(s, f) {PLACE(WORDS, s, f), SIZE_OF(s, f)}
 #define STRUCT(s, f, table) {PLACE(STRUCT, s, f), .sub = (table)}
-#define STRUCT_IF(s, f, flag, table) {PLACE(STRUCT, s, f), .present_at = offsetof(struct s, flag), .sub = (table)}
+#define STRUCT_IF(s, f, flag, table) \
+    {PLACE(STRUCT, s, f), .present_at = offsetof(struct s, flag), .sub = (table)}
 #define ENTRIES(s, f, item, ...) {PLACE(ENTRIES, s, f), .size = sizeof(struct item), RANGE(__VA_ARGS__)}
 #define ANY32 0, UINT32_MAX
 #define ANY64 0, UINT64_MAX
@@ -32,8 +34,10 @@
 #define END {.name = NULL}
 
 /* ENTRIES has its count right behind the pointer. */
-_Static_assert(offsetof(struct msg_step, entry_count) == offsetof(struct msg_step, entries) + sizeof(void *), "");
-_Static_assert(offsetof(struct msg_topk, entry_count) == offsetof(struct msg_topk, entries) + sizeof(void *), "");
+_Static_assert(offsetof(struct msg_step, entry_count) == offsetof(struct msg_step, entries) + sizeof(void *),
+               "");
+_Static_assert(offsetof(struct msg_topk, entry_count) == offsetof(struct msg_topk, entries) + sizeof(void *),
+               "");
 
 static const struct field no_fields[] = {END};
 
@@ -106,7 +110,8 @@ static const struct field sequence_fields[] = {
     U64(msg_close, sequence, 1, UINT64_MAX),
     END,
 };
-_Static_assert(offsetof(struct msg_resume, sequence) == 0 && offsetof(struct msg_reselect, sequence) == 0, "");
+_Static_assert(offsetof(struct msg_resume, sequence) == 0 && offsetof(struct msg_reselect, sequence) == 0,
+               "");
 
 static const struct field counters_fields[] = {
     U64(kv_counters, steps, ANY64),
@@ -226,6 +231,8 @@ static const struct field done_fields[] = {
     END,
 };
 
+/* clang-format on */
+
 static int refuse(const char *what, uint64_t found, uint64_t expected, struct err *err)
 {
     return err_set(err, -EPROTO, "%s: found %llu, expected %llu", what, (unsigned long long)found,
@@ -247,7 +254,8 @@ static int check_hello(const struct msg *msg, struct err *err)
         return err_prefix(err, -EPROTO, "HELLO");
     for (uint32_t g = hello->layout.groups + 1; g <= LIMIT_GROUPS; g++)
         if (hello->layout.group_first_layer[g])
-            return refuse("HELLO: group_first_layer past the groups", hello->layout.group_first_layer[g], 0, err);
+            return refuse("HELLO: group_first_layer past the groups", hello->layout.group_first_layer[g], 0,
+                          err);
     return 0;
 }
 
@@ -275,12 +283,14 @@ static int check_resumed(const struct msg *msg, struct err *err)
 {
     const struct msg_resumed *resumed = &msg->resumed;
     if (resumed->tokens.count > resumed->capacity)
-        return refuse_above("RESUMED: tokens against capacity", resumed->tokens.count, resumed->capacity, err);
-    if (resumed->committed > resumed->tokens.count)
-        return refuse_above("RESUMED: committed against tokens", resumed->committed, resumed->tokens.count, err);
-    if (resumed->prompt_tokens > resumed->capacity)
-        return refuse_above("RESUMED: prompt_tokens against capacity", resumed->prompt_tokens, resumed->capacity,
+        return refuse_above("RESUMED: tokens against capacity", resumed->tokens.count, resumed->capacity,
                             err);
+    if (resumed->committed > resumed->tokens.count)
+        return refuse_above("RESUMED: committed against tokens", resumed->committed, resumed->tokens.count,
+                            err);
+    if (resumed->prompt_tokens > resumed->capacity)
+        return refuse_above("RESUMED: prompt_tokens against capacity", resumed->prompt_tokens,
+                            resumed->capacity, err);
     return check_made("RESUMED: made.kind", &resumed->made, err);
 }
 
@@ -307,8 +317,8 @@ static int check_step(const struct msg *msg, struct err *err)
         if (entry->count == 0)
             return refuse("STEP: count", 0, 1, err);
         if (entry->position > LIMIT_CONTEXT || entry->count > LIMIT_CONTEXT - entry->position)
-            return refuse_above("STEP: position + count", (uint64_t)entry->position + entry->count, LIMIT_CONTEXT,
-                                err);
+            return refuse_above("STEP: position + count", (uint64_t)entry->position + entry->count,
+                                LIMIT_CONTEXT, err);
         if (entry->flags & ~(uint32_t)STEP_ENTRY_SELECT)
             return refuse_above("STEP: flags", entry->flags, STEP_ENTRY_SELECT, err);
         sum += entry->count;
@@ -410,8 +420,8 @@ static int check_unsigned(const struct field *field, uint64_t value, struct err 
 {
     if (value >= (uint64_t)field->min && value <= field->max)
         return 0;
-    return err_set(err, -EPROTO, "%s: found %llu, expected %lld to %llu", field->name, (unsigned long long)value,
-                   (long long)field->min, (unsigned long long)field->max);
+    return err_set(err, -EPROTO, "%s: found %llu, expected %lld to %llu", field->name,
+                   (unsigned long long)value, (long long)field->min, (unsigned long long)field->max);
 }
 
 static int check_signed(const struct field *field, int64_t value, struct err *err)
@@ -427,7 +437,8 @@ static int check_real(const struct field *field, double value, struct err *err)
     double most = field->min < 0 ? (double)(int64_t)field->max : (double)field->max;
     if (isfinite(value) && value >= (double)field->min && value <= most)
         return 0;
-    return err_set(err, -EPROTO, "%s: found %g, expected %g to %g", field->name, value, (double)field->min, most);
+    return err_set(err, -EPROTO, "%s: found %g, expected %g to %g", field->name, value, (double)field->min,
+                   most);
 }
 
 static int check_table(const struct field *table, const uint8_t *base, struct err *err)

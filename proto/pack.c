@@ -1,5 +1,6 @@
-/* Reading msgpack; see pack.h. Pure, any thread. Every length is compared with the bytes that are left before it
- * is used, and nothing is allocated or recursed into: hostile bytes cost at most one pass over them. */
+/* Reading msgpack; see pack.h. Pure, any thread. Every length is compared with the bytes that are left
+ * before it is used, and nothing is allocated or recursed into: hostile bytes cost at most one pass over
+ * them. */
 #include "proto/pack.h"
 
 #include <errno.h>
@@ -44,7 +45,8 @@ static bool set_data(struct pack_reader *r, struct pack_item *item, enum pack_ty
 }
 
 /* Every item has at least one byte, so a count beyond the bytes that are left is a lie. */
-static bool set_container(const struct pack_reader *r, struct pack_item *item, enum pack_type type, uint64_t count)
+static bool set_container(const struct pack_reader *r, struct pack_item *item, enum pack_type type,
+                          uint64_t count)
 {
     uint64_t least = type == PACK_MAP ? 2 * count : count;
     if ((uint64_t)(r->end - r->at) < least)
@@ -81,32 +83,51 @@ static bool take_long(struct pack_reader *r, uint8_t byte, struct pack_item *ite
 {
     uint64_t n;
     switch (byte) {
-    case 0xc4: case 0xc5: case 0xc6:
+    case 0xc4:
+    case 0xc5:
+    case 0xc6:
         return take(r, 1u << (byte - 0xc4), &n) && set_data(r, item, PACK_BIN, n);
-    case 0xc7: case 0xc8: case 0xc9: /* one byte of ext type, then the data */
+    case 0xc7:
+    case 0xc8:
+    case 0xc9: /* one byte of ext type, then the data */
         return take(r, 1u << (byte - 0xc7), &n) && set_data(r, item, PACK_EXT, n + 1);
-    case 0xca: case 0xcb:
+    case 0xca:
+    case 0xcb:
         if (!take(r, 4u << (byte - 0xca), &n))
             return false;
         set_float(item, n, 4u << (byte - 0xca));
         return true;
-    case 0xcc: case 0xcd: case 0xce: case 0xcf:
+    case 0xcc:
+    case 0xcd:
+    case 0xce:
+    case 0xcf:
         item->type = PACK_UINT;
         return take(r, 1u << (byte - 0xcc), &item->uint);
-    case 0xd0: case 0xd1: case 0xd2: case 0xd3: {
+    case 0xd0:
+    case 0xd1:
+    case 0xd2:
+    case 0xd3: {
         unsigned bytes = 1u << (byte - 0xd0), shift = 64 - 8 * bytes;
         if (!take(r, bytes, &n))
             return false;
         set_signed(item, (int64_t)(n << shift) >> shift);
         return true;
     }
-    case 0xd4: case 0xd5: case 0xd6: case 0xd7: case 0xd8:
+    case 0xd4:
+    case 0xd5:
+    case 0xd6:
+    case 0xd7:
+    case 0xd8:
         return set_data(r, item, PACK_EXT, (1u << (byte - 0xd4)) + 1);
-    case 0xd9: case 0xda: case 0xdb:
+    case 0xd9:
+    case 0xda:
+    case 0xdb:
         return take(r, 1u << (byte - 0xd9), &n) && set_data(r, item, PACK_STR, n);
-    case 0xdc: case 0xdd:
+    case 0xdc:
+    case 0xdd:
         return take(r, 2u << (byte - 0xdc), &n) && set_container(r, item, PACK_ARRAY, n);
-    case 0xde: case 0xdf:
+    case 0xde:
+    case 0xdf:
         return take(r, 2u << (byte - 0xde), &n) && set_container(r, item, PACK_MAP, n);
     default: /* 0xc1 is never used */
         return false;

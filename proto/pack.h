@@ -39,12 +39,13 @@ struct pack_item {
     uint32_t count;      /* str, bin, ext: bytes; array: items; map: pairs */
 };
 
-/* The next item; of a container its head only. -EPROTO when the bytes end within it, or when a container tells
- * more items than bytes are left. */
+/* The next item; of a container its head only. -EPROTO when the bytes end within it, or when a container
+ * tells more items than bytes are left. */
 int pack_next(struct pack_reader *reader, struct pack_item *ret, struct err *err);
 
-/* Whether the bytes are exactly one item, nested at most `depth` containers deep, of at most `objects` items in
- * all (keys and containers count). 0, -EPROTO (framing, depth, bytes behind the end), -EMSGSIZE (objects). */
+/* Whether the bytes are exactly one item, nested at most `depth` containers deep, of at most `objects` items
+ * in all (keys and containers count). 0, -EPROTO (framing, depth, bytes behind the end), -EMSGSIZE
+ * (objects). */
 int pack_check(const void *bytes, size_t length, uint32_t depth, uint32_t objects, struct err *err);
 
 /* Steps over one whole item of bytes that pack_check has passed. */
