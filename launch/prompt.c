@@ -12,6 +12,7 @@
 #include "base/alloc.h"
 #include "model/chat.h"
 #include "model/detok.h"
+#include "model/utf8.h"
 
 /* Appends a whole file; "-" is standard input. */
 static int read_file(const char *path, struct text_buf *out, struct err *err)
@@ -51,6 +52,9 @@ struct encoder {
 static int encode(const struct encoder *e, const char *text, size_t bytes, struct token_buf *out,
                   struct err *err)
 {
+    size_t valid = utf8_valid(text, bytes);
+    if (valid < bytes) /* here, so that the offset is one of the person's own text */
+        return err_set(err, -EILSEQ, "byte %zu of %zu is no valid UTF-8", valid, bytes);
     int r;
     if (e->chat) {
         struct chat_message messages[2];
