@@ -7,8 +7,8 @@
 #include "base/err.h"
 #include "model/model.h"
 
-/* $XDG_CACHE_HOME/specontext/heads/FINGERPRINT.safetensors (or below ~/.cache), made when it is missing or does
- * not fit the model. Concurrent callers are safe: each writes a file of its own and renames it. */
+/* $XDG_CACHE_HOME/specontext/heads/FINGERPRINT.safetensors (or below ~/.cache), made when it is missing or
+ * does not fit the model. Concurrent callers are safe: each writes a file of its own and renames it. */
 int head_cache_get(const struct model *model, char ret_path[PATH_MAX], struct err *err);
 
 #endif

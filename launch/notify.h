@@ -17,8 +17,8 @@ struct notify_news {
 /* Binds a non-blocking, close-on-exec socket at `path` (nothing may be there). */
 int notify_listen(const char *path, int *ret_fd, struct err *err);
 
-/* Takes one message. 0, -EAGAIN when there is none, another negative errno when the socket is broken. Messages
- * without credentials come as pid 0. Descriptors that came along are closed. */
+/* Takes one message. 0, -EAGAIN when there is none, another negative errno when the socket is broken.
+ * Messages without credentials come as pid 0. Descriptors that came along are closed. */
 int notify_receive(int fd, struct notify_news *ret_news);
 
 #endif

@@ -1,8 +1,9 @@
 /* The life of one run: prompts in, three daemons up, requests out, text and figures back, everything down.
  *
- * Owns the loop and all that hangs on it; single-threaded but for ZeroMQ's own thread. The daemons are forked
- * before that thread exists. After the start nothing here may block: text goes through a queue (output.h), ends
- * of children come by descriptor, and every stage has a deadline. */
+ * Owns the loop and all that hangs on it; single-threaded but for ZeroMQ's own thread. The daemons are
+ * forked before that thread exists. After the start nothing here may block: text goes through a queue
+ * (output.h), and ends of children come by descriptor. A start, an interruption and an end have deadlines;
+ * while the decoder answers, the bus sees to it that it is alive, and its own waits are bounded. */
 #include "launch/run.h"
 
 #include <errno.h>

@@ -1,5 +1,5 @@
-/* What `specontext run` may be asked for. The table in run_options.c is the one place that names, explains and
- * bounds each option; README.md's list is its help. */
+/* What `specontext run` may be asked for. The table in run_options.c is the one place that names, explains
+ * and bounds each option; README.md's list is its help. */
 #ifndef LAUNCH_RUN_OPTIONS_H
 #define LAUNCH_RUN_OPTIONS_H
 

@@ -1,5 +1,5 @@
-/* Asks the daemons of a runtime directory for their status and prints it. Single-threaded but for ZeroMQ's own
- * thread; ends after DEADLINE_NS whatever is missing. It changes nothing. */
+/* Asks the daemons of a runtime directory for their status and prints it. Single-threaded but for ZeroMQ's
+ * own thread; ends after DEADLINE_NS whatever is missing. It changes nothing. */
 #include "launch/status.h"
 
 #include <errno.h>

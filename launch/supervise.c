@@ -198,7 +198,7 @@ static void become(const struct supervise *s, const struct supervise_part *part,
         argv[n++] = part->args[i];
     argv[n] = NULL;
     snprintf(lifeline, sizeof lifeline, "%d", s->lifeline[0]);
-    /* A group of its own: Ctrl-C at the terminal must reach the supervisor alone, which then ends the parts. */
+    /* A group of its own: Ctrl-C must reach the supervisor alone, which then ends the parts. */
     setpgid(0, 0);
     if (part->die_with_parent) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);

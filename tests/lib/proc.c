@@ -1,5 +1,5 @@
-/* Starts, watches and ends processes under test. State is the caller's struct proc; single-threaded. Waits are
- * polls on descriptors (outputs, pidfds) with a deadline; nothing here sleeps for a fixed time. */
+/* Starts, watches and ends processes under test. State is the caller's struct proc; single-threaded. Waits
+ * are polls on descriptors (outputs, pidfds) with a deadline; nothing here sleeps for a fixed time. */
 #include "tests/lib/proc.h"
 
 #include <dirent.h>
@@ -94,7 +94,7 @@ bool proc_wait(struct proc *p, int64_t deadline_ns)
     while (p->pidfd >= 0)
         if (!proc_pump(p, deadline_ns))
             return p->pidfd < 0;
-    /* What it wrote before its end; its children may hold the pipes for longer, so the deadline holds here too. */
+    /* What it wrote before its end. Its children may hold the pipes for longer, hence the deadline. */
     while ((p->out_fd >= 0 || p->err_fd >= 0) && proc_pump(p, deadline_ns))
         ;
     return true;

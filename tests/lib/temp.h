@@ -10,8 +10,8 @@ void temp_make(char ret_path[PATH_MAX]);
 /* Removes a directory and everything in it; never follows links. */
 void temp_remove(const char *path);
 
-/* Names in a directory but "." and "..", sorted, joined with blanks; "" also when it does not exist. Valid until
- * the next call. */
+/* Names in a directory but "." and "..", sorted, joined with blanks; "" also when it does not exist. Valid
+ * until the next call. */
 const char *temp_list(const char *path);
 
 /* Writes a whole file. */

@@ -1,6 +1,6 @@
-/* Whole runs: processes and what they map, and outputs that must be equal token for token: full attention and a
- * budget as large as the context, layers on the device or not, elastic loading or not, batch or alone, cached
- * prefix or not. */
+/* Whole runs: processes and what they map, and outputs that must be equal token for token: full attention
+ * and a budget as large as the context, layers on the device or not, elastic loading or not, batch or
+ * alone, cached prefix or not. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,6 @@
-/* Ends of every kind while a run is busy: each part killed, each part stopped, the command line itself killed,
- * Ctrl-C once and twice. All must be over within 5 seconds, name the part, and leave nothing behind. */
+/* Ends of every kind while a run is busy: each part killed, each part stopped, the command line itself
+ * killed, Ctrl-C once and twice. All must be over within 5 seconds, name the part, and leave nothing
+ * behind. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>

@@ -1,5 +1,5 @@
-/* What the command line refuses and how: exit codes, one line that says what is wrong, nothing left behind. And
- * `specontext status` on a run that is busy. */
+/* What the command line refuses and how: exit codes, one line that says what is wrong, nothing left
+ * behind. And `specontext status` on a run that is busy. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>

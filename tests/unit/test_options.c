@@ -1,4 +1,5 @@
-/* Option tables: defaults, forms, ranges, refusals that name the option, and rules between options of `run`. */
+/* Option tables: defaults, forms, ranges, refusals that name the option, and rules between options of
+ * `run`. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

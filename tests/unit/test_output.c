@@ -1,5 +1,5 @@
-/* The queue in front of standard output: a reader that does not read blocks nobody, all text arrives in order,
- * a reader that is gone is told once, files take everything at once. */
+/* The queue in front of standard output: a reader that does not read blocks nobody, all text arrives in
+ * order, a reader that is gone is told once, files take everything at once. */
 #include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
