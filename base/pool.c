@@ -16,35 +16,65 @@
 
 enum { POOL_SPIN = 2000 };
 
+typedef void (*pool_body)(void *arg, int index, int thread);
+
 struct pool_worker {
     struct pool *pool;
     pthread_t thread;
     int index;
 };
 
+/* `claim` is the round in the upper half and the next index in the lower. The owner closes it (index at its
+ * highest) before it changes body, arg and count and opens it after, so a thread whose compare-and-swap
+ * succeeds has read those three (with acquire) for the round that it claims. The owner waits for items,
+ * never for threads: a worker that the system has not let run yet finds the round over and costs nothing. */
 struct pool {
     int threads;
     const char *name;
     struct pool_worker *workers;
-    void (*body)(void *arg, int index, int thread);
-    void *arg;
-    int count;
-    _Alignas(64) atomic_int next;      /* next index to take */
-    _Alignas(64) atomic_uint round;    /* raised by the owner to start a loop */
-    _Alignas(64) atomic_int running;   /* workers that have not finished this round */
+    _Atomic(pool_body) body;
+    _Atomic(void *) arg;
+    atomic_int count;
+    _Alignas(64) atomic_uint_fast64_t claim;
+    _Alignas(64) atomic_int done;     /* items of this round that are finished */
+    _Alignas(64) atomic_int sleepers; /* workers in pthread_cond_wait or about to be */
+    atomic_int owner_sleeps;
+    atomic_int stopping;
     pthread_mutex_t mutex;
     pthread_cond_t start;
-    pthread_cond_t done;
-    int stopping;
+    pthread_cond_t finished;
 };
+
+static uint32_t round_of(uint64_t claim)
+{
+    return (uint32_t)(claim >> 32);
+}
+
+static void finish_item(struct pool *pool, int count)
+{
+    if (atomic_fetch_add(&pool->done, 1) + 1 < count || !atomic_load(&pool->owner_sleeps))
+        return;
+    pthread_mutex_lock(&pool->mutex);
+    pthread_cond_signal(&pool->finished);
+    pthread_mutex_unlock(&pool->mutex);
+}
 
 static void take_indices(struct pool *pool, int thread)
 {
+    uint64_t claim = atomic_load_explicit(&pool->claim, memory_order_acquire);
     for (;;) {
-        int i = atomic_fetch_add_explicit(&pool->next, 1, memory_order_relaxed);
-        if (i >= pool->count)
+        int count = atomic_load_explicit(&pool->count, memory_order_acquire);
+        pool_body body = atomic_load_explicit(&pool->body, memory_order_acquire);
+        void *arg = atomic_load_explicit(&pool->arg, memory_order_acquire);
+        uint32_t index = (uint32_t)claim;
+        if (index >= (uint32_t)count)
             return;
-        pool->body(pool->arg, i, thread);
+        if (!atomic_compare_exchange_weak_explicit(&pool->claim, &claim, claim + 1, memory_order_acq_rel,
+                                                   memory_order_acquire))
+            continue;
+        body(arg, (int)index, thread);
+        finish_item(pool, count);
+        claim = atomic_load_explicit(&pool->claim, memory_order_acquire);
     }
 }
 
@@ -55,16 +85,20 @@ static inline void relax(void)
 #endif
 }
 
-static void wait_round(struct pool *pool, unsigned seen)
+/* Returns when a round other than `seen` is open. */
+static void wait_round(struct pool *pool, uint32_t seen)
 {
     for (int i = 0; i < POOL_SPIN; i++) {
-        if (atomic_load_explicit(&pool->round, memory_order_acquire) != seen)
+        if (round_of(atomic_load_explicit(&pool->claim, memory_order_acquire)) != seen)
             return;
         relax();
     }
     pthread_mutex_lock(&pool->mutex);
-    while (atomic_load_explicit(&pool->round, memory_order_acquire) == seen)
+    atomic_fetch_add(&pool->sleepers,
+                     1); /* before the look at the round; the owner does it the other way round */
+    while (round_of(atomic_load(&pool->claim)) == seen)
         pthread_cond_wait(&pool->start, &pool->mutex);
+    atomic_fetch_sub(&pool->sleepers, 1);
     pthread_mutex_unlock(&pool->mutex);
 }
 
@@ -75,18 +109,13 @@ static void *worker_main(void *arg)
     char name[16];
     snprintf(name, sizeof name, "%.10s/%d", pool->name, worker->index);
     prctl(PR_SET_NAME, name);
-    unsigned seen = 0;
+    uint32_t seen = 0;
     for (;;) {
         wait_round(pool, seen);
-        seen++;
-        if (pool->stopping)
+        seen = round_of(atomic_load(&pool->claim));
+        if (atomic_load(&pool->stopping))
             return NULL;
         take_indices(pool, worker->index);
-        if (atomic_fetch_sub_explicit(&pool->running, 1, memory_order_acq_rel) == 1) {
-            pthread_mutex_lock(&pool->mutex);
-            pthread_cond_signal(&pool->done);
-            pthread_mutex_unlock(&pool->mutex);
-        }
     }
 }
 
@@ -99,7 +128,7 @@ struct pool *pool_create(int threads, const char *name)
     pool->workers = mem_alloc((size_t)threads, sizeof *pool->workers);
     pthread_mutex_init(&pool->mutex, NULL);
     pthread_cond_init(&pool->start, NULL);
-    pthread_cond_init(&pool->done, NULL);
+    pthread_cond_init(&pool->finished, NULL);
     for (int i = 1; i < threads; i++) {
         pool->workers[i].pool = pool;
         pool->workers[i].index = i;
@@ -108,10 +137,18 @@ struct pool *pool_create(int threads, const char *name)
     return pool;
 }
 
-static void start_round(struct pool *pool)
+static void start_round(struct pool *pool, pool_body body, void *arg, int count)
 {
+    uint64_t next = (uint64_t)(round_of(atomic_load(&pool->claim)) + 1) << 32;
+    atomic_store(&pool->claim, (next - (UINT64_C(1) << 32)) | UINT32_MAX);
+    atomic_store(&pool->body, body);
+    atomic_store(&pool->arg, arg);
+    atomic_store(&pool->count, count);
+    atomic_store(&pool->done, 0);
+    atomic_store(&pool->claim, next);
+    if (!atomic_load(&pool->sleepers))
+        return;
     pthread_mutex_lock(&pool->mutex);
-    atomic_fetch_add_explicit(&pool->round, 1, memory_order_release);
     pthread_cond_broadcast(&pool->start);
     pthread_mutex_unlock(&pool->mutex);
 }
@@ -122,11 +159,11 @@ void pool_free(struct pool **pool_at)
     if (!pool)
         return;
     *pool_at = NULL;
-    pool->stopping = 1;
-    start_round(pool);
+    atomic_store(&pool->stopping, 1);
+    start_round(pool, NULL, NULL, 0);
     for (int i = 1; i < pool->threads; i++)
         pthread_join(pool->workers[i].thread, NULL);
-    pthread_cond_destroy(&pool->done);
+    pthread_cond_destroy(&pool->finished);
     pthread_cond_destroy(&pool->start);
     pthread_mutex_destroy(&pool->mutex);
     mem_free(&pool->workers);
@@ -138,16 +175,18 @@ int pool_threads(const struct pool *pool)
     return pool->threads;
 }
 
-static void wait_workers(struct pool *pool)
+static void wait_items(struct pool *pool, int count)
 {
     for (int i = 0; i < POOL_SPIN; i++) {
-        if (atomic_load_explicit(&pool->running, memory_order_acquire) == 0)
+        if (atomic_load_explicit(&pool->done, memory_order_acquire) == count)
             return;
         relax();
     }
     pthread_mutex_lock(&pool->mutex);
-    while (atomic_load_explicit(&pool->running, memory_order_acquire) != 0)
-        pthread_cond_wait(&pool->done, &pool->mutex);
+    atomic_store(&pool->owner_sleeps, 1); /* before the look at `done`; workers do it the other way round */
+    while (atomic_load(&pool->done) != count)
+        pthread_cond_wait(&pool->finished, &pool->mutex);
+    atomic_store(&pool->owner_sleeps, 0);
     pthread_mutex_unlock(&pool->mutex);
 }
 
@@ -158,12 +197,7 @@ void pool_run(struct pool *pool, int count, void (*body)(void *arg, int index, i
             body(arg, i, 0);
         return;
     }
-    pool->body = body;
-    pool->arg = arg;
-    pool->count = count;
-    atomic_store_explicit(&pool->next, 0, memory_order_relaxed);
-    atomic_store_explicit(&pool->running, pool->threads - 1, memory_order_relaxed);
-    start_round(pool);
+    start_round(pool, body, arg, count);
     take_indices(pool, 0);
-    wait_workers(pool);
+    wait_items(pool, count);
 }

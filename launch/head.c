@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/parse.h"
 #include "compute/compute.h"
 #include "model/head.h"
 
@@ -201,14 +202,6 @@ static int failure(const struct err *err)
     return EXIT_FAILURE;
 }
 
-static int parse_number(const char *text, long most, long *ret)
-{
-    char *end;
-    errno = 0;
-    *ret = strtol(text, &end, 10);
-    return errno || end == text || *end || *ret < 0 || *ret > most ? -EINVAL : 0;
-}
-
 enum { OPTION_LAYER = 256, OPTION_GROUPS, OPTION_POOL };
 
 static const struct option options[] = {{"model", required_argument, NULL, 'm'},
@@ -222,7 +215,7 @@ static const struct option options[] = {{"model", required_argument, NULL, 'm'},
 /* One option into `b`; 0, or the exit code plus one, so that --help ends well. */
 static int take_option(struct bootstrap *b, int option, const char *word)
 {
-    long value = 0;
+    uint32_t value = 0;
     switch (option) {
     case 'm':
         b->model_path = optarg;
@@ -231,14 +224,14 @@ static int take_option(struct bootstrap *b, int option, const char *word)
         b->out_path = optarg;
         return 0;
     case OPTION_LAYER:
-        if (parse_number(optarg, MODEL_LAYERS_MAX, &value) < 0)
+        if (parse_u32(optarg, 0, MODEL_LAYERS_MAX, &value) < 0)
             return usage_error("--layer wants a layer's number, found", optarg) + 1;
         b->layer = (int)value;
         return 0;
     case OPTION_GROUPS:
-        if (parse_number(optarg, HEAD_GROUPS_MAX, &value) < 0 || value < 1)
+        if (parse_u32(optarg, 1, HEAD_GROUPS_MAX, &value) < 0)
             return usage_error("--groups wants a number from 1 to 16, found", optarg) + 1;
-        b->groups = (uint32_t)value;
+        b->groups = value;
         return 0;
     case OPTION_POOL:
         if (strcmp(optarg, "max") != 0 && strcmp(optarg, "mean") != 0)

@@ -12,9 +12,10 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/parse.h"
 #include "model/safetensors.h"
 
-enum { TENSORS_MAX = 3 * HEAD_GROUPS_MAX + 2, ALIGNMENT = 8, VALUE_BYTES = 320 };
+enum { TENSORS_MAX = 3 * HEAD_GROUPS_MAX + 2, ALIGNMENT = 8, VALUE_BYTES = 320, NAME_BYTES = 40 };
 
 struct head {
     char *path;
@@ -64,18 +65,14 @@ static const struct real_field {
 };
 
 static const char *const pairs_names[] = {"adjacent", "halves", NULL};
-static const char *const scaling_names[] = {[MODEL_ROPE_SCALING_NONE] = "none",
-                                            [MODEL_ROPE_SCALING_LINEAR] = "linear",
-                                            [MODEL_ROPE_SCALING_YARN] = "yarn",
-                                            NULL};
-static const char *const pool_names[] = {[HEAD_POOL_MAX] = "max", [HEAD_POOL_MEAN] = "mean", NULL};
+static const char *const scaling_names[] = {"none", "linear", "yarn", NULL}; /* enum model_rope_scaling */
+static const char *const pool_names[] = {"max", "mean", NULL};               /* enum head_pool */
 
-#define COUNT(array) (sizeof(array) / sizeof *(array))
+#define COUNT(array)            (sizeof(array) / sizeof *(array))
+#define FIELD(type, config, at) (*(type *)((char *)(config) + (at))) /* of the tables above */
 
-static int refuse(const char *path, struct err *err, int code, const char *fmt, ...)
-    __attribute__((format(printf, 4, 5)));
-
-static int refuse(const char *path, struct err *err, int code, const char *fmt, ...)
+__attribute__((format(printf, 4, 5))) static int refuse(const char *path, struct err *err, int code,
+                                                        const char *fmt, ...)
 {
     char detail[300];
     va_list ap;
@@ -85,14 +82,11 @@ static int refuse(const char *path, struct err *err, int code, const char *fmt, 
     return err_set(err, code, "%.200s: %s", path, detail);
 }
 
-static uint32_t *number_at(struct head_config *config, size_t at)
+/* The tensors of a group: 0 norm, 1 q, 2 k. */
+static void name_part(char name[NAME_BYTES], uint32_t group, unsigned part)
 {
-    return (uint32_t *)((char *)config + at);
-}
-
-static float *real_at(struct head_config *config, size_t at)
-{
-    return (float *)((char *)config + at);
+    static const char *const parts[] = {"norm", "q", "k"};
+    snprintf(name, NAME_BYTES, "groups.%" PRIu32 ".%s.weight", group, parts[part]);
 }
 
 /* The value of a key that must be there. */
@@ -127,10 +121,7 @@ static int read_hash(const struct head *h, const char *key, struct hash128 *ret,
     if (strlen(text) != 32 || strspn(text, "0123456789abcdef") != 32)
         return refuse(h->path, err, -EBADMSG, "%s: found \"%.60s\", expected 32 hexadecimal digits", key,
                       text);
-    char half[17] = {0};
-    memcpy(half, text, 16);
-    ret->hi = strtoull(half, NULL, 16);
-    ret->lo = strtoull(text + 16, NULL, 16);
+    sscanf(text, "%16" SCNx64 "%16" SCNx64, &ret->hi, &ret->lo);
     return 0;
 }
 
@@ -148,16 +139,13 @@ static int parse_number(const char **text, uint64_t *ret)
 static int read_numbers(struct head *h, struct err *err)
 {
     for (unsigned i = 0; i < COUNT(numbers); i++) {
-        const char *text, *end;
-        uint64_t value = 0;
+        const char *text;
         int rc = read_text(h, numbers[i].key, &text, err);
         if (rc < 0)
             return rc;
-        end = text;
-        if (parse_number(&end, &value) < 0 || *end)
+        if (parse_u32(text, 0, UINT32_MAX, &FIELD(uint32_t, &h->config, numbers[i].at)) < 0)
             return refuse(h->path, err, -EBADMSG, "%s: found \"%.60s\", expected a whole number of 32 bits",
                           numbers[i].key, text);
-        *number_at(&h->config, numbers[i].at) = (uint32_t)value;
     }
     return 0;
 }
@@ -176,7 +164,7 @@ static int read_reals(struct head *h, struct err *err)
         if (end == text || *end || strspn(text, "0123456789.eE+-") != strlen(text))
             return refuse(h->path, err, -EBADMSG, "%s: found \"%.60s\", expected a decimal number",
                           reals[i].key, text);
-        *real_at(&h->config, reals[i].at) = value;
+        FIELD(float, &h->config, reals[i].at) = value;
     }
     return 0;
 }
@@ -195,8 +183,8 @@ static int read_choice(const struct head *h, const char *key, const char *const 
             return 0;
         }
     }
-    return refuse(h->path, err, -ENOTSUP, "%s: found \"%.60s\", expected \"%s\", \"%s\"%s%s", key, text,
-                  names[0], names[1], names[2] ? " or " : "", names[2] ? names[2] : "");
+    return refuse(h->path, err, -ENOTSUP, "%s: found \"%.60s\", expected %s%s%s%s%s", key, text, names[0],
+                  names[2] ? ", " : " or ", names[1], names[2] ? " or " : "", names[2] ? names[2] : "");
 }
 
 static int read_group_layers(struct head *h, struct err *err)
@@ -222,21 +210,27 @@ static int read_group_layers(struct head *h, struct err *err)
     return 0;
 }
 
-/* Ranges, and fields against each other: what reader and writer both demand. */
-static int check_config(const char *path, struct head_config *c, struct err *err)
+/* What reader and writer both demand of single fields. */
+static int check_ranges(const char *path, struct head_config *c, struct err *err)
 {
     for (unsigned i = 0; i < COUNT(numbers); i++) {
-        uint32_t value = *number_at(c, numbers[i].at);
+        uint32_t value = FIELD(uint32_t, c, numbers[i].at);
         if (value < numbers[i].least || value > numbers[i].most)
             return refuse(path, err, -EBADMSG, "%s: found %" PRIu32 ", expected %" PRIu32 " to %" PRIu32,
                           numbers[i].key, value, numbers[i].least, numbers[i].most);
     }
     for (unsigned i = 0; i < COUNT(reals); i++) {
-        float value = *real_at(c, reals[i].at);
+        float value = FIELD(float, c, reals[i].at);
         if (!(value > reals[i].above && value <= reals[i].most))
             return refuse(path, err, -EBADMSG, "%s: found %g, expected more than %g, at most %g",
                           reals[i].key, (double)value, (double)reals[i].above, (double)reals[i].most);
     }
+    return 0;
+}
+
+/* ... and of fields against each other. */
+static int check_relations(const char *path, const struct head_config *c, struct err *err)
+{
     if (c->q_heads % c->kv_heads)
         return refuse(path, err, -EBADMSG,
                       "q_heads: found %" PRIu32 ", expected a multiple of kv_heads %" PRIu32, c->q_heads,
@@ -270,6 +264,7 @@ static int read_config(struct head *h, struct err *err)
     c->rope = (struct model_rope){.beta_fast = 32, .beta_slow = 1, .attn_factor = 1};
     int rc;
     if ((rc = read_numbers(h, err)) < 0 || (rc = read_reals(h, err)) < 0 ||
+        (rc = check_ranges(h->path, c, err)) < 0 ||
         (rc = read_choice(h, "rope_pairs", pairs_names, &halves, err)) < 0 ||
         (rc = read_choice(h, "rope_scaling", scaling_names, &scaling, err)) < 0 ||
         (rc = read_choice(h, "pool", pool_names, &pool, err)) < 0 || (rc = read_group_layers(h, err)) < 0)
@@ -279,7 +274,7 @@ static int read_config(struct head *h, struct err *err)
     c->pool = (enum head_pool)pool;
     const char *source = safetensors_metadata(h->file, "source");
     snprintf(c->source, sizeof c->source, "%s", source ? source : "");
-    return check_config(h->path, c, err);
+    return check_relations(h->path, c, err);
 }
 
 static int check_hash(const struct head *h, const char *key, struct hash128 found, struct hash128 expected,
@@ -335,22 +330,10 @@ struct want {
     struct model_tensor *to;
 };
 
-static int tensor_type(enum safetensors_type type, enum dtype *ret)
-{
-    switch (type) {
-    case SAFETENSORS_F32:
-        *ret = DTYPE_F32;
-        return 0;
-    case SAFETENSORS_F16:
-        *ret = DTYPE_F16;
-        return 0;
-    case SAFETENSORS_BF16:
-        *ret = DTYPE_BF16;
-        return 0;
-    default:
-        return -ENOTSUP;
-    }
-}
+static const struct {
+    enum safetensors_type file;
+    enum dtype type;
+} types[] = {{SAFETENSORS_F32, DTYPE_F32}, {SAFETENSORS_F16, DTYPE_F16}, {SAFETENSORS_BF16, DTYPE_BF16}};
 
 static int read_tensor(struct head *h, const struct want *w, struct err *err)
 {
@@ -365,11 +348,13 @@ static int read_tensor(struct head *h, const struct want *w, struct err *err)
                       " dimensions), expected %" PRIu32 " x %" PRIu32,
                       w->name, t->dims > 1 ? t->shape[0] : 1, t->dims ? t->shape[t->dims > 1] : 1, t->dims,
                       rows, w->cols);
-    enum dtype type = DTYPE_F32;
-    if (tensor_type(t->type, &type) < 0 || (vector && type != DTYPE_F32))
+    unsigned i = 0, known = vector ? 1 : COUNT(types); /* a vector must be of the first type */
+    while (i < known && types[i].file != t->type)
+        i++;
+    if (i == known)
         return refuse(h->path, err, -ENOTSUP, "tensor %s: type: found %s, expected %s", w->name,
                       safetensors_type_name(t->type), vector ? "F32" : "F32, F16 or BF16");
-    *w->to = (struct model_tensor){type, rows, w->cols, t->data, t->bytes};
+    *w->to = (struct model_tensor){types[i].type, rows, w->cols, t->data, t->bytes};
     if ((uintptr_t)t->data % ALIGNMENT) {
         void *copy = mem_alloc_aligned(t->bytes, 1);
         memcpy(copy, t->data, t->bytes);
@@ -382,10 +367,9 @@ static int read_group(struct head *h, uint32_t g, struct err *err)
 {
     const struct head_config *c = &h->config;
     struct head_group *group = &h->groups[g];
-    char names[3][40];
-    const char *const parts[] = {"norm", "q", "k"};
-    for (unsigned i = 0; i < COUNT(parts); i++)
-        snprintf(names[i], sizeof names[i], "groups.%" PRIu32 ".%s.weight", g, parts[i]);
+    char names[3][NAME_BYTES];
+    for (unsigned i = 0; i < 3; i++)
+        name_part(names[i], g, i);
     const struct want wants[] = {
         {safetensors_find(h->file, names[0]) ? names[0] : "norm.weight", 0, c->hidden, &group->norm},
         {names[1], c->q_heads * c->head_dim, c->hidden, &group->q},
@@ -414,17 +398,16 @@ static int read_freqs(struct head *h, struct err *err)
     return 0;
 }
 
-/* A weight that nobody would use is a head of another kind: refused, since selecting without it would be wrong. */
+/* A weight that nobody would use makes it a head of another kind: selecting without it would be wrong. */
 static int check_unknown(const struct head *h, struct err *err)
 {
     for (uint32_t i = 0; i < safetensors_count(h->file); i++) {
         struct name name = safetensors_at(h->file, i)->name;
         int known = name_is(name, "norm.weight") || name_is(name, "rope_freqs.weight");
         for (uint32_t g = 0; g < h->config.groups && !known; g++) {
-            char text[40];
-            static const char *const parts[] = {"norm", "q", "k"};
-            for (unsigned p = 0; p < COUNT(parts) && !known; p++) {
-                snprintf(text, sizeof text, "groups.%" PRIu32 ".%s.weight", g, parts[p]);
+            char text[NAME_BYTES];
+            for (unsigned p = 0; p < 3 && !known; p++) {
+                name_part(text, g, p);
                 known = name_is(name, text);
             }
         }
@@ -603,10 +586,8 @@ static void put_text(struct metadata *m, const char *key, const char *value)
     m->pairs[m->pair_count++] = (struct safetensors_pair){key, value};
 }
 
-static void put_format(struct metadata *m, const char *key, const char *fmt, ...)
-    __attribute__((format(printf, 3, 4)));
-
-static void put_format(struct metadata *m, const char *key, const char *fmt, ...)
+__attribute__((format(printf, 3, 4))) static void put_format(struct metadata *m, const char *key,
+                                                             const char *fmt, ...)
 {
     char *text = m->texts[m->text_count++];
     va_list ap;
@@ -624,9 +605,9 @@ static void put_config(struct metadata *m, struct head_config *c)
     put_format(m, "model", "%016" PRIx64 "%016" PRIx64, c->model.hi, c->model.lo);
     put_format(m, "tokenizer", "%016" PRIx64 "%016" PRIx64, c->tokenizer.hi, c->tokenizer.lo);
     for (unsigned i = 0; i < COUNT(numbers); i++)
-        put_format(m, numbers[i].key, "%" PRIu32, *number_at(c, numbers[i].at));
+        put_format(m, numbers[i].key, "%" PRIu32, FIELD(uint32_t, c, numbers[i].at));
     for (unsigned i = 0; i < COUNT(reals); i++)
-        put_format(m, reals[i].key, "%.9g", (double)*real_at(c, reals[i].at));
+        put_format(m, reals[i].key, "%.9g", (double)FIELD(float, c, reals[i].at));
     for (uint32_t g = 0, at = 0; g <= c->groups; g++)
         at += (uint32_t)snprintf(layers + at, sizeof layers - at, g ? ",%" PRIu32 : "%" PRIu32,
                                  c->group_first_layer[g]);
@@ -641,12 +622,11 @@ static void put_config(struct metadata *m, struct head_config *c)
 /* Tensors while they are put together. */
 struct tensor_list {
     struct safetensors_entry entries[TENSORS_MAX];
-    char names[TENSORS_MAX][40];
+    char names[TENSORS_MAX][NAME_BYTES];
     uint32_t count;
 };
 
-static int put_tensor(struct tensor_list *list, const char *path, const char *name, const struct want *w,
-                      struct err *err)
+static int put_tensor(struct tensor_list *list, const char *path, const struct want *w, struct err *err)
 {
     const struct model_tensor *t = w->to;
     int vector = w->rows == 0;
@@ -654,16 +634,17 @@ static int put_tensor(struct tensor_list *list, const char *path, const char *na
     if (t->rows != rows || t->cols != w->cols)
         return refuse(path, err, -EBADMSG,
                       "tensor %s: shape: found %" PRIu32 " x %" PRIu32 ", expected %" PRIu32 " x %" PRIu32,
-                      name, t->rows, t->cols, rows, w->cols);
-    if (t->type != DTYPE_F32 && (vector || (t->type != DTYPE_F16 && t->type != DTYPE_BF16)))
-        return refuse(path, err, -ENOTSUP, "tensor %s: type: found number %d, expected %s", name,
+                      w->name, t->rows, t->cols, rows, w->cols);
+    unsigned i = 0, known = vector ? 1 : COUNT(types);
+    while (i < known && types[i].type != t->type)
+        i++;
+    if (i == known)
+        return refuse(path, err, -ENOTSUP, "tensor %s: type: found number %d, expected %s", w->name,
                       (int)t->type, vector ? "F32" : "F32, F16 or BF16");
     struct safetensors_entry *e = &list->entries[list->count];
-    snprintf(list->names[list->count], sizeof list->names[0], "%s", name);
+    snprintf(list->names[list->count], sizeof list->names[0], "%s", w->name);
     *e = (struct safetensors_entry){.name = list->names[list->count++],
-                                    .type = t->type == DTYPE_F32   ? SAFETENSORS_F32
-                                            : t->type == DTYPE_F16 ? SAFETENSORS_F16
-                                                                   : SAFETENSORS_BF16,
+                                    .type = types[i].file,
                                     .dims = vector ? 1 : 2,
                                     .shape = {vector ? w->cols : rows, w->cols},
                                     .data = t->data};
@@ -674,26 +655,27 @@ static int put_group(struct tensor_list *list, const char *path, const struct he
                      const struct head_group *groups, uint32_t g, struct err *err)
 {
     struct head_group group = groups[g];
-    const struct want norm = {NULL, 0, c->hidden, &group.norm},
-                      q = {NULL, c->q_heads * c->head_dim, c->hidden, &group.q},
-                      k = {NULL, c->kv_heads * c->head_dim, c->hidden, &group.k};
-    char name[40];
-    snprintf(name, sizeof name, "groups.%" PRIu32 ".norm.weight", g);
-    int rc = put_tensor(list, path, g ? name : "norm.weight", &norm, err);
+    char names[3][NAME_BYTES];
+    for (unsigned i = 0; i < 3; i++)
+        name_part(names[i], g, i);
+    const struct want norm = {g ? names[0] : "norm.weight", 0, c->hidden, &group.norm},
+                      q = {names[1], c->q_heads * c->head_dim, c->hidden, &group.q},
+                      k = {names[2], c->kv_heads * c->head_dim, c->hidden, &group.k};
+    int rc = put_tensor(list, path, &norm, err);
     if (rc == 0 && g && memcmp(group.norm.data, groups[0].norm.data, c->hidden * sizeof(float)) == 0)
         list->count--;
-    snprintf(name, sizeof name, "groups.%" PRIu32 ".q.weight", g);
     if (rc == 0)
-        rc = put_tensor(list, path, name, &q, err);
-    snprintf(name, sizeof name, "groups.%" PRIu32 ".k.weight", g);
-    return rc < 0 ? rc : put_tensor(list, path, name, &k, err);
+        rc = put_tensor(list, path, &q, err);
+    return rc < 0 ? rc : put_tensor(list, path, &k, err);
 }
 
 int head_write(const char *path, const struct head_config *config, const struct head_group *groups,
                struct err *err)
 {
     struct head_config c = *config;
-    int rc = check_config(path, &c, err);
+    int rc = check_ranges(path, &c, err);
+    if (rc == 0)
+        rc = check_relations(path, &c, err);
     if (rc < 0)
         return rc;
     struct metadata *metadata = mem_alloc(1, sizeof *metadata);
@@ -703,8 +685,8 @@ int head_write(const char *path, const struct head_config *config, const struct 
         rc = put_group(list, path, &c, groups, g, err);
     if (rc == 0 && c.rope.freq_factors) {
         struct model_tensor freqs = {DTYPE_F32, 1, c.rope.dims / 2, c.rope.freq_factors, 0};
-        const struct want want = {NULL, 0, c.rope.dims / 2, &freqs};
-        rc = put_tensor(list, path, "rope_freqs.weight", &want, err);
+        const struct want want = {"rope_freqs.weight", 0, c.rope.dims / 2, &freqs};
+        rc = put_tensor(list, path, &want, err);
     }
     struct safetensors_content content = {list->entries, list->count, metadata->pairs, metadata->pair_count};
     if (rc == 0)

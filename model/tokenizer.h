@@ -27,7 +27,8 @@ void token_buf_push(struct token_buf *buf, uint32_t id);
 void token_buf_free(struct token_buf *buf);
 
 /* 0; -ENOENT when the model has no tokenizer; -ENOTSUP for a pre-tokenizer that is not known; -EBADMSG for
- * merges that name pieces which are no tokens. The model (the vocabulary) must outlive the tokenizer. */
+ * merges that name pieces which are no tokens, and for control tokens that are not UTF-8. The model (the
+ * vocabulary) must outlive the tokenizer. */
 int tokenizer_create(const struct model *model, struct tokenizer **ret, struct err *err);
 int tokenizer_create_from(const struct vocab *vocab, struct tokenizer **ret, struct err *err);
 void tokenizer_free(struct tokenizer **tokenizer);

@@ -214,17 +214,29 @@ static int by_first_byte(const void *a, const void *b)
     return x->id < y->id ? -1 : x->id > y->id;
 }
 
-static void build_marks(struct tokenizer *t, bool control)
+/* A mark must be valid UTF-8, so that what lies between marks is, too: the rest relies on it. */
+static int check_mark(const struct tokenizer *t, uint32_t id, struct err *err)
+{
+    if (utf8_valid(t->raw[id].text, t->raw[id].bytes) == t->raw[id].bytes)
+        return 0;
+    return err_set(err, -EBADMSG,
+                   "tokenizer.ggml.tokens: token %" PRIu32 ": found invalid UTF-8, expected text", id);
+}
+
+static int build_marks(struct tokenizer *t, bool control, struct err *err)
 {
     const struct vocab *v = t->vocab;
     struct tokenizer_marks *marks = &t->marks[control];
     struct mark *list = mem_alloc(v->count, sizeof *list);
     uint32_t count = 0;
-    for (uint32_t i = 0; i < v->count; i++) {
+    int rc = 0;
+    for (uint32_t i = 0; i < v->count && !rc; i++) {
         bool mark =
             v->types[i] == VOCAB_TYPE_USER_DEFINED || (control && tokenizer_type_is_control(v->types[i]));
-        if (mark && t->raw[i].bytes)
-            list[count++] = (struct mark){t->raw[i], i};
+        if (!mark || !t->raw[i].bytes)
+            continue;
+        rc = check_mark(t, i, err);
+        list[count++] = (struct mark){t->raw[i], i};
     }
     qsort(list, count, sizeof *list, by_first_byte);
     marks->ids = mem_alloc(count, sizeof *marks->ids);
@@ -236,6 +248,7 @@ static void build_marks(struct tokenizer *t, bool control)
         if (marks->starts[b] < marks->starts[b - 1])
             marks->starts[b] = marks->starts[b - 1];
     mem_free(&list);
+    return rc;
 }
 
 static void build_ends(struct tokenizer *t)
@@ -293,6 +306,10 @@ int tokenizer_create_from(const struct vocab *vocab, struct tokenizer **ret, str
         t->add_space = vocab->add_space_prefix != VOCAB_FLAG_NO;
         build_merges_spm(t);
     }
+    if (!rc)
+        rc = build_marks(t, false, err);
+    if (!rc)
+        rc = build_marks(t, true, err);
     if (rc < 0) {
         tokenizer_free(&t);
         return rc;
@@ -301,8 +318,6 @@ int tokenizer_create_from(const struct vocab *vocab, struct tokenizer **ret, str
         t->add_bos = vocab->add_bos == VOCAB_FLAG_YES;
     if (vocab->bos == VOCAB_NO_TOKEN)
         t->add_bos = false;
-    build_marks(t, false);
-    build_marks(t, true);
     build_ends(t);
     *ret = t;
     return 0;

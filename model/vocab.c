@@ -45,9 +45,9 @@ static int read_types(const struct gguf *g, struct vocab *v, struct err *err)
     struct gguf_array array = {0};
     v->types = mem_alloc(v->count, sizeof *v->types);
     memset(v->types, VOCAB_TYPE_NORMAL, v->count);
-    int rc = gguf_i32s(g, key, &array, err);
-    if (rc == -ENOENT)
+    if (!gguf_has(g, key))
         return 0;
+    int rc = gguf_i32s(g, key, &array, err);
     if (rc < 0 || (rc = check_count(g, key, array.count, v->count, err)) < 0)
         return rc;
     for (uint32_t i = 0; i < v->count; i++) {
@@ -82,9 +82,9 @@ static int read_id(const struct gguf *g, const char *key, uint32_t count, uint32
 {
     uint32_t id = 0;
     *ret = VOCAB_NO_TOKEN;
-    int rc = gguf_u32(g, key, &id, err);
-    if (rc == -ENOENT)
+    if (!gguf_has(g, key))
         return 0;
+    int rc = gguf_u32(g, key, &id, err);
     if (rc < 0)
         return rc;
     if (id >= count)
@@ -98,10 +98,12 @@ static int read_flag(const struct gguf *g, const char *key, enum vocab_flag *ret
 {
     bool yes = false;
     *ret = VOCAB_FLAG_UNSAID;
+    if (!gguf_has(g, key))
+        return 0;
     int rc = gguf_bool(g, key, &yes, err);
     if (!rc)
         *ret = yes ? VOCAB_FLAG_YES : VOCAB_FLAG_NO;
-    return rc == -ENOENT ? 0 : rc;
+    return rc;
 }
 
 static int read_marks(const struct gguf *g, struct vocab *v, struct err *err)
@@ -115,8 +117,8 @@ static int read_marks(const struct gguf *g, struct vocab *v, struct err *err)
         (rc = read_flag(g, "tokenizer.ggml.add_bos_token", &v->add_bos, err)) < 0 ||
         (rc = read_flag(g, "tokenizer.ggml.add_space_prefix", &v->add_space_prefix, err)) < 0)
         return rc;
-    rc = gguf_string(g, "tokenizer.chat_template", &v->chat_template, err);
-    return rc == -ENOENT ? 0 : rc;
+    const char *template_key = "tokenizer.chat_template";
+    return gguf_has(g, template_key) ? gguf_string(g, template_key, &v->chat_template, err) : 0;
 }
 
 static int read_kind(const struct gguf *g, struct vocab *v, struct err *err)
@@ -155,7 +157,7 @@ int vocab_from_gguf(const struct gguf *gguf, struct vocab **ret, struct err *err
     if (rc < 0)
         vocab_free(&v);
     *ret = v;
-    return rc;
+    return gguf_required(rc, err);
 }
 
 void vocab_free(struct vocab **vocab)

@@ -8,8 +8,8 @@ static int shift_of(uint32_t size)
     return size && !(size & (size - 1)) ? __builtin_ctz(size) : -1;
 }
 
-static void paged_list(const uint8_t **ret_piece, const struct kv_view *kv, uint32_t head, const uint32_t *item,
-                       uint32_t count)
+static void paged_list(const uint8_t **ret_piece, const struct kv_view *kv, uint32_t head,
+                       const uint32_t *item, uint32_t count)
 {
     int shift = shift_of(kv->page_tokens);
     if (shift < 0) {
@@ -19,11 +19,12 @@ static void paged_list(const uint8_t **ret_piece, const struct kv_view *kv, uint
     }
     const uint8_t *base = kv->base + (uint64_t)head * kv->page_tokens * kv->piece_bytes;
     for (uint32_t i = 0; i < count; i++)
-        ret_piece[i] = base + kv->at[item[i] >> shift] + (uint64_t)(item[i] & (kv->page_tokens - 1)) * kv->piece_bytes;
+        ret_piece[i] =
+            base + kv->at[item[i] >> shift] + (uint64_t)(item[i] & (kv->page_tokens - 1)) * kv->piece_bytes;
 }
 
-static void slotted_list(const uint8_t **ret_piece, const struct kv_view *kv, uint32_t head, const uint32_t *item,
-                         uint32_t count)
+static void slotted_list(const uint8_t **ret_piece, const struct kv_view *kv, uint32_t head,
+                         const uint32_t *item, uint32_t count)
 {
     int shift = shift_of(kv->units_per_slab);
     if (shift < 0) {

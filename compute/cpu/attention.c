@@ -1,12 +1,12 @@
 /* Driver of compute_attention.
  *
- * A list is cut by index into chunks of ATTN_CHUNK entries. Each chunk gives a part: its own maximum, sum of
- * exponentials and weighted sum of V; parts are merged in the order of the chunks. So the order of operations
- * depends on the list's length alone: parts may be made by any thread, one after the other or all at once, and
- * neighbouring queries may be taken through a chunk together.
+ * A list is cut by index into chunks of ATTN_CHUNK entries. Each chunk gives a part: its own maximum, sum
+ * of exponentials and weighted sum of V; parts are merged in the order of the chunks. So the order of
+ * operations depends on the list's length alone: parts may be made by any thread, one after the other or
+ * all at once, and neighbouring queries may be taken through a chunk together.
  *
- * Two shapes of work: with many queries an item is (some neighbouring queries, KV head) and merges as it goes;
- * with few (decoding), an item is one chunk and the merge follows. Called by the owner's thread. */
+ * Two shapes of work: with many queries an item is (some neighbouring queries, KV head) and merges as it
+ * goes; with few (decoding), an item is one chunk and the merge follows. Called by the owner's thread. */
 #include <math.h>
 #include <string.h>
 
@@ -15,7 +15,7 @@
 #include "compute/cpu/address.h"
 #include "compute/cpu/kernels.h"
 
-enum { QUERIES_MAX = 8, ITEMS_PER_THREAD = 4 };
+enum { QUERIES_MAX = 16, ITEMS_PER_THREAD = 4 };
 
 struct job {
     struct compute *c;
@@ -86,7 +86,8 @@ static void run_chunk(const struct job *job, struct scratch *s, struct attn_tile
     tile->scale = job->scale;
     job->kernels->attn_scores(s->scores, tile);
     for (int r = 0; r < tile->rows; r++)
-        ret_part->sum[r] = job->kernels->softmax_part(s->scores + r * ATTN_CHUNK, tile->count, &ret_part->max[r]);
+        ret_part->sum[r] =
+            job->kernels->softmax_part(s->scores + r * ATTN_CHUNK, tile->count, &ret_part->max[r]);
     job->kernels->attn_values(ret_part->acc, s->scores, tile);
 }
 
@@ -100,18 +101,20 @@ struct run {
     int query, queries;
     int kv_head, q_head, heads;
     uint32_t least, most; /* counts of the shortest and the longest list */
+    uint32_t first;       /* first list entry of the chunk that is being worked on */
 };
 
 static int same_pieces(const struct job *job, int a, int b, int head)
 {
-    return job->queries[a].kv == job->queries[b].kv && !list_of(job, a, head)->item && !list_of(job, b, head)->item;
+    return job->queries[a].kv == job->queries[b].kv && !list_of(job, a, head)->item &&
+           !list_of(job, b, head)->item;
 }
 
 /* Grows a run from `query` up to `end`. */
 static struct run run_from(const struct job *job, int query, int end, int kv_head, int q_head, int heads)
 {
     uint32_t count = list_of(job, query, kv_head)->count;
-    struct run run = {query, 1, kv_head, q_head, heads, count, count};
+    struct run run = {query, 1, kv_head, q_head, heads, count, count, 0};
     while (query + run.queries < end && (run.queries + 1) * heads <= ATTN_ROWS &&
            same_pieces(job, query, query + run.queries, kv_head)) {
         count = list_of(job, query + run.queries++, kv_head)->count;
@@ -122,8 +125,8 @@ static struct run run_from(const struct job *job, int query, int end, int kv_hea
 }
 
 /* Takes queries [from, from + queries) of the run through one chunk and merges the part into their states. */
-static void run_queries(const struct job *job, struct scratch *s, const struct run *run, int from, int queries,
-                        uint32_t first, uint32_t length)
+static void run_queries(const struct job *job, struct scratch *s, const struct run *run, int from,
+                        int queries, uint32_t length)
 {
     const float *q[ATTN_ROWS];
     for (int i = 0; i < queries; i++)
@@ -141,27 +144,29 @@ static void run_queries(const struct job *job, struct scratch *s, const struct r
         int row = i * run->heads, state_row = (from + i) * run->heads;
         struct part state = {job->out + row_of(job, run->query + from + i, run->q_head), s->max + state_row,
                              s->sum + state_row};
-        struct part own = {s->part + (size_t)row * (size_t)job->head_dim, s->part_max + row, s->part_sum + row};
-        merge(&state, &own, run->heads, job->head_dim, first == 0);
+        struct part own = {s->part + (size_t)row * (size_t)job->head_dim, s->part_max + row,
+                           s->part_sum + row};
+        merge(&state, &own, run->heads, job->head_dim, run->first == 0);
     }
 }
 
-static void run_all_chunks(const struct job *job, struct scratch *s, const struct run *run)
+static void run_all_chunks(const struct job *job, struct scratch *s, struct run *run)
 {
     const struct kv_view *kv = job->queries[run->query].kv;
     for (uint32_t first = 0; first < run->most; first += ATTN_CHUNK) {
+        run->first = first;
         uint32_t length = chunk_length(run->most, first);
-        address_pieces(s->piece, kv, (uint32_t)run->kv_head, list_of(job, run->query, run->kv_head)->item, first,
-                       length);
+        address_pieces(s->piece, kv, (uint32_t)run->kv_head, list_of(job, run->query, run->kv_head)->item,
+                       first, length);
         if (run->least >= first + length) {
-            run_queries(job, s, run, 0, run->queries, first, length);
+            run_queries(job, s, run, 0, run->queries, length);
             continue;
         }
         /* Some lists end inside this chunk: a query must not touch what lies past its own end. */
         for (int i = 0; i < run->queries; i++) {
             uint32_t count = list_of(job, run->query + i, run->kv_head)->count;
             if (count > first)
-                run_queries(job, s, run, i, 1, first, chunk_length(count, first));
+                run_queries(job, s, run, i, 1, chunk_length(count, first));
         }
     }
     for (int i = 0; i < run->queries; i++) {
@@ -283,7 +288,8 @@ void compute_attention(struct compute *c, float *out, const float *q, const stru
     job.part_floats = (size_t)job.group * ((size_t)head_dim + 2);
     int64_t items = (int64_t)n * kv_heads;
     int few = c->threads > 1 && items < c->threads * ITEMS_PER_THREAD && job.group <= ATTN_ROWS;
-    size_t wave = few ? (SHARED_FLOATS - (size_t)items * 2 * (size_t)job.group) / ((size_t)items * job.part_floats) : 0;
+    size_t wave =
+        few ? (SHARED_FLOATS - (size_t)items * 2 * (size_t)job.group) / ((size_t)items * job.part_floats) : 0;
     if (wave > 0)
         attend_few(&job, (int)items, wave);
     else

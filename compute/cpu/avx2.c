@@ -14,7 +14,8 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-enum { PREFETCH_PIECES = 12 };
+/* Rows are short and read four at a time, too little at a stretch for the processor's own prefetching. */
+enum { PREFETCH_PIECES = 16, PREFETCH_BYTES = 8192 };
 
 /* Sums of four registers' lanes, each ((0+1)+(2+3)) + ((4+5)+(6+7)). */
 INLINE __m128 quad_sum(const __m256 a[4])
@@ -36,7 +37,8 @@ INLINE __m256 load8_f16(const uint8_t *p)
 
 INLINE __m256 load8_bf16(const uint8_t *p)
 {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p)), 16));
+    return _mm256_castsi256_ps(
+        _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p)), 16));
 }
 
 /* 8 elements of a plain type. */
@@ -80,15 +82,17 @@ INLINE void nibbles(const uint8_t *p, __m256i q[4])
     q[3] = _mm256_srli_epi32(b, 4);
 }
 
+/* Adds 16 where the element's bit of `high` is set: the bit alone, whatever it is worth, cut down to 16. The
+ * lowest four are worth less, so they are moved up first. */
 INLINE void fifth_bits(const uint8_t *p, __m256i q[4])
 {
-    int high;
+    uint32_t high;
     memcpy(&high, p, sizeof high);
-    __m256i bits = _mm256_set1_epi32(high);
+    const __m256i sixteen = _mm256_set1_epi32(16), lane_bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
     for (int i = 0; i < 4; i++) {
-        __m256i shift = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(8 * i));
-        __m256i bit = _mm256_and_si256(_mm256_srlv_epi32(bits, shift), _mm256_set1_epi32(1));
-        q[i] = _mm256_or_si256(q[i], _mm256_slli_epi32(bit, 4));
+        __m256i bits = _mm256_set1_epi32((int)(i == 0 ? high << 4 : high));
+        __m256i bit = _mm256_and_si256(bits, _mm256_slli_epi32(lane_bit, i == 0 ? 4 : 8 * i));
+        q[i] = _mm256_or_si256(q[i], _mm256_min_epu32(bit, sixteen));
     }
 }
 
@@ -164,6 +168,7 @@ INLINE void expand_as(enum dtype type, float *out, const uint8_t *row, uint32_t 
 /* Four rows at a time: their sums are independent chains, which hides the latency of the additions. */
 INLINE __m128 dot_quad(enum dtype type, const uint8_t *const row[4], uint32_t cols, const float *x)
 {
+    const char *ahead = (const char *)row[0] + PREFETCH_BYTES; /* only prefetched, so it may pass the end */
     __m256 acc[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
     uint32_t c = 0;
     size_t at = 0;
@@ -171,6 +176,8 @@ INLINE __m128 dot_quad(enum dtype type, const uint8_t *const row[4], uint32_t co
         __m256 v[4];
         for (int j = 0; j < 4; j++)
             v[j] = _mm256_loadu_ps(x + c + 8 * j);
+        for (size_t i = 0; i < 4 * block32_bytes(type); i += 64)
+            _mm_prefetch(ahead + 4 * at + i, _MM_HINT_T0);
         for (int r = 0; r < 4; r++) {
             __m256 w[4];
             load32(type, row[r] + at, w);
@@ -212,32 +219,32 @@ INLINE void dot_rows_as(enum dtype type, float *out, const struct matrix *w, uin
     }
 }
 
-#define FOR_EACH_TYPE(call)                                                                                            \
-    case DTYPE_F32:                                                                                                    \
-        call(DTYPE_F32);                                                                                               \
-        break;                                                                                                         \
-    case DTYPE_F16:                                                                                                    \
-        call(DTYPE_F16);                                                                                               \
-        break;                                                                                                         \
-    case DTYPE_BF16:                                                                                                   \
-        call(DTYPE_BF16);                                                                                              \
-        break;                                                                                                         \
-    case DTYPE_Q4_0:                                                                                                   \
-        call(DTYPE_Q4_0);                                                                                              \
-        break;                                                                                                         \
-    case DTYPE_Q4_1:                                                                                                   \
-        call(DTYPE_Q4_1);                                                                                              \
-        break;                                                                                                         \
-    case DTYPE_Q5_0:                                                                                                   \
-        call(DTYPE_Q5_0);                                                                                              \
-        break;                                                                                                         \
-    case DTYPE_Q5_1:                                                                                                   \
-        call(DTYPE_Q5_1);                                                                                              \
-        break;                                                                                                         \
-    case DTYPE_Q8_0:                                                                                                   \
-        call(DTYPE_Q8_0);                                                                                              \
-        break;                                                                                                         \
-    default:                                                                                                           \
+#define FOR_EACH_TYPE(call) \
+    case DTYPE_F32:         \
+        call(DTYPE_F32);    \
+        break;              \
+    case DTYPE_F16:         \
+        call(DTYPE_F16);    \
+        break;              \
+    case DTYPE_BF16:        \
+        call(DTYPE_BF16);   \
+        break;              \
+    case DTYPE_Q4_0:        \
+        call(DTYPE_Q4_0);   \
+        break;              \
+    case DTYPE_Q4_1:        \
+        call(DTYPE_Q4_1);   \
+        break;              \
+    case DTYPE_Q5_0:        \
+        call(DTYPE_Q5_0);   \
+        break;              \
+    case DTYPE_Q5_1:        \
+        call(DTYPE_Q5_1);   \
+        break;              \
+    case DTYPE_Q8_0:        \
+        call(DTYPE_Q8_0);   \
+        break;              \
+    default:                \
         CHECK(!"a weight type that compute has no kernel for")
 
 static void expand(float *out, enum dtype type, const uint8_t *row, uint32_t count)
@@ -273,7 +280,7 @@ INLINE void store_quad(const struct matmul_tile *m, int row, int token, __m128 s
         store_some(out, sums, left);
 }
 
-/* Four rows of the panel times `tokens` (1..3) tokens: at most 12 sums, 3 activations and 1 weight in registers. */
+/* Four rows of the panel times 1..3 tokens: at most 12 sums, 3 activations and 1 weight in registers. */
 INLINE void tile_quad(const struct matmul_tile *m, int row, int token, int tokens)
 {
     const float *w = m->panel + row * MATMUL_COLS;
@@ -352,8 +359,8 @@ static void rmsnorm(float *out, const float *x, const float *weight, int dim, fl
         out[i] = x[i] * factor * weight[i];
 }
 
-/* exp: 2^n times a Taylor polynomial of degree 7 on [-ln2/2, ln2/2], where its error is below 6e-9. Below -86.5
- * the result is 0, above 88.7 infinity, of NaN it is NaN (operand order of min and max matters). */
+/* exp: 2^n times a Taylor polynomial of degree 7 on [-ln2/2, ln2/2], where its error is below 6e-9. Below
+ * -86.5 the result is 0, above 88.7 infinity, of NaN it is NaN (operand order of min and max matters). */
 INLINE __m256 exp8(__m256 x)
 {
     __m256 tiny = _mm256_cmp_ps(x, _mm256_set1_ps(-86.5f), _CMP_LT_OQ);
@@ -398,7 +405,8 @@ static void narrow(uint8_t *out, enum dtype type, const float *x, int count)
 {
     int i = 0;
     for (; type == DTYPE_F16 && i + 8 <= count; i += 8)
-        _mm_storeu_si128((void *)(out + 2 * i), _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
+        _mm_storeu_si128((void *)(out + 2 * i),
+                         _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
     for (; i < count; i++) {
         uint16_t v = type == DTYPE_BF16 ? dtype_f32_to_bf16(x[i]) : dtype_f32_to_f16(x[i]);
         memcpy(out + 2 * i, &v, sizeof v);
@@ -406,8 +414,8 @@ static void narrow(uint8_t *out, enum dtype type, const float *x, int count)
 }
 
 /* Scores of four pieces for `rows` (1..3) query rows. */
-INLINE void score_quad(enum dtype type, const uint8_t *const piece[4], const float *const *q, int rows, int head_dim,
-                       __m128 ret_sums[3])
+INLINE void score_quad(enum dtype type, const uint8_t *const piece[4], const float *const *q, int rows,
+                       int head_dim, __m128 ret_sums[3])
 {
     __m256 acc[3][4];
     for (int r = 0; r < rows; r++)
@@ -427,18 +435,26 @@ INLINE void score_quad(enum dtype type, const uint8_t *const piece[4], const flo
         ret_sums[r] = quad_sum(acc[r]);
 }
 
+/* K and V lie together: fetched at once they cost half of what they cost apart. */
+INLINE void prefetch_pieces(const struct attn_tile *t, int first, int end)
+{
+    for (int i = first; i < end && i < t->count; i++)
+        for (int at = 0; at < t->piece_bytes; at += 64)
+            _mm_prefetch((const char *)t->piece[i] + at, _MM_HINT_T0);
+}
+
 INLINE void score_rows(enum dtype type, float *scores, const struct attn_tile *t, int row, int rows)
 {
     __m128 scale = _mm_set1_ps(t->scale), sums[3];
+    if (row == 0)
+        prefetch_pieces(t, 0, PREFETCH_PIECES);
     for (int i = 0; i < t->count; i += 4) {
         int left = t->count - i < 4 ? t->count - i : 4;
         const uint8_t *piece[4];
         for (int j = 0; j < 4; j++) /* past the end the last piece stands in; its score is not stored */
             piece[j] = t->piece[i + (j < left ? j : left - 1)];
-        if (row == 0) /* K and V of a piece lie together: this is the first touch of both */
-            for (int j = i + PREFETCH_PIECES; j < i + PREFETCH_PIECES + 4 && j < t->count; j++)
-                for (int at = 0; at < t->piece_bytes; at += 64)
-                    _mm_prefetch((const char *)t->piece[j] + at, _MM_HINT_T0);
+        if (row == 0)
+            prefetch_pieces(t, i + PREFETCH_PIECES, i + PREFETCH_PIECES + 4);
         score_quad(type, piece, t->q + row, rows, t->head_dim, sums);
         for (int r = 0; r < rows; r++) {
             float *out = scores + (size_t)(row + r) * t->stride + i;
@@ -450,43 +466,46 @@ INLINE void score_rows(enum dtype type, float *scores, const struct attn_tile *t
     }
 }
 
-/* V, `rows` query rows, 8 * `width` dimensions from `d` on; positions ascending, one chain an element. */
-INLINE void value_block(enum dtype type, float *acc, const float *scores, const struct attn_tile *t, int rows,
-                        int width, int d)
+/* Some query rows of a tile and where in the head's dimensions to begin. */
+struct span {
+    int row, rows, d;
+};
+
+/* Weighted sum of V for up to 3 rows and 8 * `width` dimensions; positions ascending, one chain each. */
+INLINE void value_block(enum dtype type, float *acc, const float *scores, const struct attn_tile *t,
+                        const struct span *s, int width)
 {
     __m256 sum[3][8];
-    for (int r = 0; r < rows; r++)
+    for (int r = 0; r < s->rows; r++)
         for (int j = 0; j < width; j++)
             sum[r][j] = _mm256_setzero_ps();
-    size_t at = 2 * ((size_t)t->head_dim + (size_t)d);
+    size_t at = 2 * ((size_t)t->head_dim + (size_t)s->d);
     for (int i = 0; i < t->count; i++) {
         __m256 p[3];
-        for (int r = 0; r < rows; r++)
-            p[r] = _mm256_broadcast_ss(scores + (size_t)r * t->stride + i);
+        for (int r = 0; r < s->rows; r++)
+            p[r] = _mm256_broadcast_ss(scores + (size_t)(s->row + r) * t->stride + i);
         for (int j = 0; j < width; j++) {
             __m256 v = load8(type, t->piece[i] + at + 16 * j);
-            for (int r = 0; r < rows; r++)
+            for (int r = 0; r < s->rows; r++)
                 sum[r][j] = _mm256_fmadd_ps(p[r], v, sum[r][j]);
         }
     }
-    for (int r = 0; r < rows; r++)
+    for (int r = 0; r < s->rows; r++)
         for (int j = 0; j < width; j++)
-            _mm256_storeu_ps(acc + r * t->head_dim + d + 8 * j, sum[r][j]);
+            _mm256_storeu_ps(acc + (s->row + r) * t->head_dim + s->d + 8 * j, sum[r][j]);
 }
 
 INLINE void value_rows(enum dtype type, float *acc, const float *scores, const struct attn_tile *t, int row,
                        int rows)
 {
-    acc += row * t->head_dim;
-    scores += (size_t)row * t->stride;
-    int d = 0;
+    struct span s = {row, rows, 0};
     if (rows == 1)
-        for (; d + 64 <= t->head_dim; d += 64)
-            value_block(type, acc, scores, t, rows, 8, d);
-    for (; d + 32 <= t->head_dim; d += 32)
-        value_block(type, acc, scores, t, rows, 4, d);
-    for (; d < t->head_dim; d += 8)
-        value_block(type, acc, scores, t, rows, 1, d);
+        for (; s.d + 64 <= t->head_dim; s.d += 64)
+            value_block(type, acc, scores, t, &s, 8);
+    for (; s.d + 32 <= t->head_dim; s.d += 32)
+        value_block(type, acc, scores, t, &s, 4);
+    for (; s.d < t->head_dim; s.d += 8)
+        value_block(type, acc, scores, t, &s, 1);
 }
 
 /* From a number of rows to a literal one. */
@@ -500,8 +519,8 @@ INLINE void score_rows_by(enum dtype type, float *scores, const struct attn_tile
         score_rows(type, scores, t, row, 1);
 }
 
-INLINE void value_rows_by(enum dtype type, float *acc, const float *scores, const struct attn_tile *t, int row,
-                          int rows)
+INLINE void value_rows_by(enum dtype type, float *acc, const float *scores, const struct attn_tile *t,
+                          int row, int rows)
 {
     if (rows == 3)
         value_rows(type, acc, scores, t, row, 3);

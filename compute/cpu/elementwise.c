@@ -1,6 +1,7 @@
-/* Drivers of the operators that work row by row: rmsnorm, swiglu, add, and the writes of KV pieces and keys.
+/* Drivers of operators that work row by row: rmsnorm, swiglu, add, and the writes of KV pieces and keys.
  *
- * Called by the owner's thread. Small inputs run on it alone, since waking the pool costs more than they do. */
+ * Called by the owner's thread. Small inputs run on it alone, since waking the pool costs more than they
+ * do. */
 #include <string.h>
 
 #include "base/pool.h"
@@ -40,7 +41,8 @@ static void rmsnorm_item(void *arg, int index, int thread)
     }
 }
 
-void compute_rmsnorm(struct compute *c, float *out, const float *x, const float *weight, int n, int dim, float eps)
+void compute_rmsnorm(struct compute *c, float *out, const float *x, const float *weight, int n, int dim,
+                     float eps)
 {
     struct job job = {.c = c, .out = out, .a = x, .b = weight, .n = n, .dim = dim, .eps = eps};
     run_rows(&job, rmsnorm_item);

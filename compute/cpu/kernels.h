@@ -1,8 +1,10 @@
-/* Inside of the CPU backend: the table of kernels that a process chose, scratch memory, and the compute object.
+/* Inside of the CPU backend: the table of kernels that a process chose, scratch memory, and the compute
+ * object.
  *
- * Drivers (matmul.c, attention.c, ...) cut work into items for the pool and own every decision about tiles;
- * kernels (reference.c, avx2.c) do arithmetic on one item. For every output element a kernel performs one
- * sequence of operations that depends on the element's own inputs alone, so tiles may fall anywhere.
+ * Drivers (matmul.c, attention.c, ...) cut work into items for the pool and own every decision about
+ * tiles; kernels (reference.c, avx2.c) do arithmetic on one item. For every output element a kernel
+ * performs one sequence of operations that depends on the element's own inputs alone, so tiles may fall
+ * anywhere.
  *
  * The order of a dot product: lane j of 8 takes elements j, j + 8, j + 16, ... in this order; then
  * ((0+1)+(2+3)) + ((4+5)+(6+7)). A tail shorter than 8 goes to the lanes from 0. */
@@ -12,11 +14,11 @@
 #include "compute/compute.h"
 
 enum {
-    MATMUL_PANEL = 16,   /* rows of weights expanded at once: with 576 columns they stay in the L1 cache */
-    MATMUL_COLS = 1024,  /* columns of a panel; a multiple of every type's block */
-    MATMUL_TOKENS = 96,  /* tokens that one expanded panel serves; a multiple of the kernels' 3 */
-    ATTN_CHUNK = 256,    /* positions of one softmax part; fixed, since it is part of the order of summation */
-    ATTN_ROWS = 48,      /* query rows that a chunk serves at once */
+    MATMUL_PANEL = 16,  /* rows of weights expanded at once: with 576 columns they stay in the L1 cache */
+    MATMUL_COLS = 1024, /* columns of a panel; a multiple of every type's block */
+    MATMUL_TOKENS = 96, /* tokens that one expanded panel serves; a multiple of the kernels' 3 */
+    ATTN_CHUNK = 256,   /* positions of one softmax part; fixed, since it is part of the order of summation */
+    ATTN_ROWS = 48,     /* query rows that a chunk serves at once */
     HEAD_DIM_MAX = 1024, /* bound of per-thread scratch */
     ROPE_TABLE = 1 << 17 /* floats of the rope cache: 1024 positions of 128 rotated dimensions */
 };

@@ -53,12 +53,13 @@ static void token_item(void *arg, int index, int thread)
             job->out[r] += job->bias[r];
 }
 
-static void expand_panel(const struct job *job, float *panel, uint32_t row, int rows, uint32_t col, uint32_t cols)
+static void expand_panel(const struct job *job, float *panel, uint32_t row, int rows, uint32_t col,
+                         uint32_t cols)
 {
     const struct dtype_info *info = dtype_info(job->w->type);
     size_t row_bytes = dtype_row_bytes(job->w->type, job->w->cols);
-    const uint8_t *from = (const uint8_t *)job->w->data + row * row_bytes +
-                          (size_t)(col / info->block_len) * info->block_bytes;
+    const uint8_t *from =
+        (const uint8_t *)job->w->data + row * row_bytes + (size_t)(col / info->block_len) * info->block_bytes;
     for (int r = 0; r < rows; r++) {
         float *to = panel + r * MATMUL_COLS;
         job->c->kernels->expand(to, job->w->type, from + (size_t)r * row_bytes, cols);
@@ -114,7 +115,8 @@ void compute_matmul(struct compute *c, float *out, const struct matrix *w, const
 {
     if (n <= 0 || w->rows == 0)
         return;
-    struct job job = {.c = c, .out = out, .w = w, .x = x, .bias = bias, .n = n, .tokens_per_item = MATMUL_TOKENS};
+    struct job job = {
+        .c = c, .out = out, .w = w, .x = x, .bias = bias, .n = n, .tokens_per_item = MATMUL_TOKENS};
     int panels = count_items(w->rows, MATMUL_PANEL);
     while (job.tokens_per_item > TOKENS_MIN &&
            (int64_t)panels * count_items((uint32_t)n, (uint32_t)job.tokens_per_item) < 2 * c->threads)

@@ -28,8 +28,8 @@ static inline uint32_t load_u32(const uint8_t *p)
     return v;
 }
 
-/* w = d * q + m. The product is exact in float32 (11 bits of d, at most 8 of q), so it rounds once, as a fused
- * multiply-add does. */
+/* w = d * q + m. The product is exact in float32 (11 bits of d, at most 8 of q), so it rounds once, as a
+ * fused multiply-add does. */
 static void expand_q4(float *out, const uint8_t *nibbles, float d, float m, int offset)
 {
     for (int i = 0; i < 16; i++) {

@@ -1,9 +1,10 @@
-/* Driver of compute_retrieval_weights: exact softmax over all keys for each query head, pooled over its group.
+/* Driver of compute_retrieval_weights: exact softmax over all keys for each query head, pooled over its
+ * group.
  *
- * Three loops: scores and exponentials by chunk, each against the chunk's own maximum (every key is loaded
- * once for all query heads of its group); per query head the true maximum and sum, from the chunks in order;
- * then scaling and pooling. Scores rest in the compute object's shared buffer, so memory is bounded; KV heads
- * go through it as many at a time as fit. Called by the owner's thread. */
+ * Three loops: scores and exponentials by chunk, each against the chunk's own maximum (every key is
+ * loaded once for all query heads of its group); per query head the true maximum and sum, from the chunks
+ * in order; then scaling and pooling. Scores rest in the compute object's shared buffer, so memory is
+ * bounded; KV heads go through it as many at a time as fit. Called by the owner's thread. */
 #include <math.h>
 #include <string.h>
 
@@ -24,9 +25,9 @@ struct job {
     int group, head_dim, chunks, items;
     float scale;
     enum pool_kind pool;
-    int kv_head;       /* first KV head of this wave */
-    float *e;          /* [heads of the wave * group][count]: exp(score - chunk's maximum) */
-    float *max, *sum;  /* [heads of the wave * group][chunks]; sum becomes the chunk's factor */
+    int kv_head;      /* first KV head of this wave */
+    float *e;         /* [heads of the wave * group][count]: exp(score - chunk's maximum) */
+    float *max, *sum; /* [heads of the wave * group][chunks]; sum becomes the chunk's factor */
 };
 
 static int chunk_length(const struct job *job, int chunk)
@@ -46,7 +47,8 @@ static void score_chunk(const struct job *job, struct scratch *s, int head, int 
     size_t count = job->view->count, first = (size_t)chunk * ATTN_CHUNK;
     const float *q[ATTN_ROWS];
     for (int r = 0; r < rows; r++)
-        q[r] = job->q + ((size_t)job->kv_head * (size_t)job->group + (size_t)(row + r)) * (size_t)job->head_dim;
+        q[r] =
+            job->q + ((size_t)job->kv_head * (size_t)job->group + (size_t)(row + r)) * (size_t)job->head_dim;
     struct attn_tile tile = {
         .piece = s->piece,
         .count = chunk_length(job, chunk),
@@ -84,7 +86,8 @@ static void factor_item(void *arg, int row, int thread)
 {
     (void)thread;
     const struct job *job = arg;
-    float *max = job->max + (size_t)row * (size_t)job->chunks, *sum = job->sum + (size_t)row * (size_t)job->chunks;
+    float *max = job->max + (size_t)row * (size_t)job->chunks,
+          *sum = job->sum + (size_t)row * (size_t)job->chunks;
     float most = -INFINITY;
     for (int i = 0; i < job->chunks; i++)
         most = max[i] > most ? max[i] : most;
@@ -117,8 +120,8 @@ static void pool_item(void *arg, int index, int thread)
 }
 
 void compute_retrieval_weights(struct compute *c, float *weights, size_t stride, const float *q,
-                               const struct key_view *view, int q_heads, int kv_heads, int head_dim, float scale,
-                               enum pool_kind pool)
+                               const struct key_view *view, int q_heads, int kv_heads, int head_dim,
+                               float scale, enum pool_kind pool)
 {
     CHECK(kv_heads > 0 && q_heads % kv_heads == 0 && head_dim > 0 && head_dim <= HEAD_DIM_MAX);
     if (view->count == 0)

@@ -72,7 +72,8 @@ static int fill_run(struct rope_cache *cache, const uint32_t *positions, int n)
 static void rotate(float *x, const float *table, const struct rope *rope)
 {
     int half = rope->dims / 2;
-    int step = rope->pairs == ROPE_PAIRS_ADJACENT ? 2 : 1, other = rope->pairs == ROPE_PAIRS_ADJACENT ? 1 : half;
+    int step = rope->pairs == ROPE_PAIRS_ADJACENT ? 2 : 1,
+        other = rope->pairs == ROPE_PAIRS_ADJACENT ? 1 : half;
     for (int j = 0; j < half; j++) {
         float a = x[j * step], b = x[j * step + other], cosine = table[2 * j], sine = table[2 * j + 1];
         x[j * step] = a * cosine - b * sine;
@@ -89,12 +90,13 @@ static void rope_item(void *arg, int index, int thread)
     for (int t = first; t < end; t++) {
         const float *table = slot_of(job->c->rope, job->positions[t]);
         for (int h = 0; h < job->heads; h++)
-            rotate(job->x + ((size_t)t * (size_t)job->heads + (size_t)h) * (size_t)job->head_dim, table, job->rope);
+            rotate(job->x + ((size_t)t * (size_t)job->heads + (size_t)h) * (size_t)job->head_dim, table,
+                   job->rope);
     }
 }
 
-void compute_rope(struct compute *c, float *x, const struct rope *rope, const uint32_t *positions, int n, int heads,
-                  int head_dim)
+void compute_rope(struct compute *c, float *x, const struct rope *rope, const uint32_t *positions, int n,
+                  int heads, int head_dim)
 {
     CHECK(rope->dims > 0 && rope->dims % 2 == 0 && rope->dims <= head_dim && head_dim <= HEAD_DIM_MAX);
     match_cache(c->rope, rope);

@@ -1,4 +1,5 @@
-/* Writes GGUF for tests. Objects belong to the test; the only files are temporary ones that the test removes. */
+/* Writes GGUF for tests. Objects belong to the test; the only files are temporary ones that the test
+ * removes. */
 #include "tests/lib/ggufgen.h"
 
 #include <fcntl.h>
@@ -138,7 +139,8 @@ static float next_value(struct ggufgen *gen, float scale)
     return scale * ((float)(next_random(gen) >> 40) * 0x1p-23f - 1);
 }
 
-/* One block: f16 d (and f16 m, the minimum) chosen so that values lie within about +-scale, then random bits. */
+/* One block: f16 d (and f16 m, the minimum) chosen so that values lie within about +-scale, then random
+ * bits. */
 static void put_block(struct ggufgen *gen, enum dtype type, float scale)
 {
     struct ggufgen_part *w = &gen->weights;

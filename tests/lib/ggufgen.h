@@ -1,5 +1,6 @@
-/* GGUF files for tests, made in memory: sound ones, small llama models with pseudo-random weights, and ones that
- * are wrong on purpose. An object is built by calls in any order, then finished once. Failures abort. */
+/* GGUF files for tests, made in memory: sound ones, small llama models with pseudo-random weights, and
+ * ones that are wrong on purpose. An object is built by calls in any order, then finished once. Failures
+ * abort. */
 #ifndef TESTS_LIB_GGUFGEN_H
 #define TESTS_LIB_GGUFGEN_H
 
@@ -34,8 +35,9 @@ void ggufgen_strings(struct ggufgen *gen, const char *key, const char *const *va
 void ggufgen_i32s(struct ggufgen *gen, const char *key, const int32_t *values, uint64_t count);
 void ggufgen_f32s(struct ggufgen *gen, const char *key, const float *values, uint64_t count);
 
-/* A tensor with pseudo-random values of about +-scale (any type of GGUF's blocks that base/dtype.h describes as
- * plain or as d/m and quants); cols is the fastest dimension; rows 0: a vector. scale 0: all ones (F32 only). */
+/* A tensor with pseudo-random values of about +-scale (any type of GGUF's blocks that base/dtype.h
+ * describes as plain or as d/m and quants); cols is the fastest dimension; rows 0: a vector. scale 0: all
+ * ones (F32 only). */
 void ggufgen_tensor(struct ggufgen *gen, const char *name, enum dtype type, uint64_t rows, uint64_t cols,
                     float scale);
 

@@ -142,12 +142,13 @@ static inline void free_matrix(struct matrix *m)
 }
 
 /* |a - expected| <= tolerance * scale, where scale is the sum of the magnitudes that were added up. */
-static inline void check_near(float a, double expected, double scale, double tolerance, const char *what, size_t at)
+static inline void check_near(float a, double expected, double scale, double tolerance, const char *what,
+                              size_t at)
 {
     double error = fabs((double)a - expected);
     if (!(error <= tolerance * scale)) {
-        print_error("%s: element %zu is %.9g, expected %.9g, error %.3g of %.3g\n", what, at, (double)a, expected,
-                    error, tolerance * scale);
+        print_error("%s: element %zu is %.9g, expected %.9g, error %.3g of %.3g\n", what, at, (double)a,
+                    expected, error, tolerance * scale);
         fail();
     }
 }

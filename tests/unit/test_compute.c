@@ -41,7 +41,8 @@ static void check_rmsnorm(struct compute *c)
     for (int i = 0; i < DIMS; i++) {
         int dim = dims[i];
         size_t count = (size_t)(N * dim);
-        float *x = random_floats(1, count), *weight = random_floats(2, (size_t)dim), *out = mem_alloc(count, sizeof *out);
+        float *x = random_floats(1, count), *weight = random_floats(2, (size_t)dim),
+              *out = mem_alloc(count, sizeof *out);
         compute_rmsnorm(c, out, x, weight, N, dim, 1e-5f);
         for (int t = 0; t < N; t++) {
             double sum = 0;
@@ -50,7 +51,8 @@ static void check_rmsnorm(struct compute *c)
             double factor = 1 / sqrt(sum / dim + (double)1e-5f);
             for (int d = 0; d < dim; d++) {
                 double expected = (double)x[t * dim + d] * factor * (double)weight[d];
-                check_near(out[t * dim + d], expected, fabs(expected), 1e-6, "rmsnorm", (size_t)(t * dim + d));
+                check_near(out[t * dim + d], expected, fabs(expected), 1e-6, "rmsnorm",
+                           (size_t)(t * dim + d));
             }
         }
         float *one = mem_alloc((size_t)dim, sizeof *one);
@@ -77,7 +79,8 @@ static void check_swiglu(struct compute *c)
     for (int i = 0; i < DIMS; i++) {
         int dim = dims[i];
         size_t count = (size_t)(N * dim);
-        float *gate = random_floats(3, count), *up = random_floats(4, count), *out = mem_alloc(count, sizeof *out);
+        float *gate = random_floats(3, count), *up = random_floats(4, count),
+              *out = mem_alloc(count, sizeof *out);
         static const float edges[] = {0, 88, -88, 200, -200, -87.2f, 89.5f, 1e-20f};
         for (size_t e = 0; e < count && e < sizeof edges / sizeof *edges; e++)
             gate[e * 13 % count] = edges[e];
@@ -123,7 +126,8 @@ static void add_is_exact(void **state)
     on_all(check_add);
 }
 
-static void rotate_naive(double *out, const float *x, const struct rope *rope, uint32_t position, int head_dim)
+static void rotate_naive(double *out, const float *x, const struct rope *rope, uint32_t position,
+                         int head_dim)
 {
     for (int d = 0; d < head_dim; d++)
         out[d] = (double)x[d];
@@ -140,7 +144,8 @@ static void rotate_naive(double *out, const float *x, const struct rope *rope, u
 static void check_rope_case(struct compute *c, const struct rope *rope, int heads, int head_dim)
 {
     /* Neighbours, far ones, the same again, and some that share a slot of a cache of any power of two. */
-    static const uint32_t positions[] = {0, 1, 2, 131071, 131072, 5, 1029, 2053, 5, 4294967295u, 4294967294u, 1, 777777};
+    static const uint32_t positions[] = {0,    1, 2,           131071,      131072, 5,     1029,
+                                         2053, 5, 4294967295u, 4294967294u, 1,      777777};
     enum { N = sizeof positions / sizeof *positions };
     int row = heads * head_dim;
     float *x = random_floats(7, (size_t)(N * row)), *out = mem_alloc((size_t)(N * row), sizeof *out);

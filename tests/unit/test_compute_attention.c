@@ -54,10 +54,18 @@ static void make_views(struct world *w, uint32_t page_tokens, uint32_t units_per
     w->slab_memory = mem_alloc(w->slabs, slab_bytes);
     memset(w->page_memory, 0xff, w->pages * page_bytes);
     memset(w->slab_memory, 0xff, w->slabs * slab_bytes);
-    w->paged = (struct kv_view){.base = w->page_memory, .at = w->page_at, .page_tokens = page_tokens,
-                                .piece_bytes = piece, .type = w->type};
-    w->slotted = (struct kv_view){.base = w->slab_memory, .at = w->slab_at, .slotted = 1, .slots = w->slots,
-                                  .units_per_slab = units_per_slab, .piece_bytes = piece, .type = w->type};
+    w->paged = (struct kv_view){.base = w->page_memory,
+                                .at = w->page_at,
+                                .page_tokens = page_tokens,
+                                .piece_bytes = piece,
+                                .type = w->type};
+    w->slotted = (struct kv_view){.base = w->slab_memory,
+                                  .at = w->slab_at,
+                                  .slotted = 1,
+                                  .slots = w->slots,
+                                  .units_per_slab = units_per_slab,
+                                  .piece_bytes = piece,
+                                  .type = w->type};
 }
 
 static void fill_world(struct world *w, struct compute *c)
@@ -73,7 +81,8 @@ static void fill_world(struct world *w, struct compute *c)
     }
 }
 
-static struct world make_world(struct compute *c, uint32_t positions, int kv_heads, int head_dim, enum dtype type)
+static struct world make_world(struct compute *c, uint32_t positions, int kv_heads, int head_dim,
+                               enum dtype type)
 {
     struct world w = {.kv_heads = kv_heads, .head_dim = head_dim, .positions = positions, .type = type};
     make_views(&w, type == DTYPE_BF16 ? 48 : PAGE, type == DTYPE_BF16 ? 100 : 128);
@@ -114,13 +123,15 @@ static double rounded(enum dtype type, float x)
                               : (double)dtype_f16_to_f32(dtype_f32_to_f16(x));
 }
 
-/* One query head over the positions of `list` (NULL: identity). */
-static void naive_head(double *out, const struct world *w, int kv_head, const float *q, const uint32_t *list,
-                       uint32_t count, float scale)
+/* One query head over the positions of `list`. */
+static void naive_head(double *out, const struct world *w, int kv_head, const float *q,
+                       const struct attn_list *list, float scale)
 {
+    uint32_t count = list->count;
     double *score = mem_alloc(count, sizeof *score), max = -INFINITY, sum = 0;
     for (uint32_t i = 0; i < count; i++) {
-        size_t at = ((size_t)(list ? list[i] : i) * (size_t)w->kv_heads + (size_t)kv_head) * (size_t)w->head_dim;
+        size_t at = ((size_t)(list->item ? list->item[i] : i) * (size_t)w->kv_heads + (size_t)kv_head) *
+                    (size_t)w->head_dim;
         for (int d = 0; d < w->head_dim; d++)
             score[i] += (double)q[d] * rounded(w->type, w->k[at + (size_t)d]);
         score[i] *= (double)scale;
@@ -128,7 +139,8 @@ static void naive_head(double *out, const struct world *w, int kv_head, const fl
     }
     memset(out, 0, (size_t)w->head_dim * sizeof *out);
     for (uint32_t i = 0; i < count; i++) {
-        size_t at = ((size_t)(list ? list[i] : i) * (size_t)w->kv_heads + (size_t)kv_head) * (size_t)w->head_dim;
+        size_t at = ((size_t)(list->item ? list->item[i] : i) * (size_t)w->kv_heads + (size_t)kv_head) *
+                    (size_t)w->head_dim;
         double e = exp(score[i] - max);
         sum += e;
         for (int d = 0; d < w->head_dim; d++)
@@ -166,7 +178,7 @@ static void check_counts(struct compute *c, struct heads heads, const uint32_t *
         for (int h = 0; h < heads.q; h++) {
             size_t at = (size_t)i * row + (size_t)(h * heads.dim);
             if (counts[i])
-                naive_head(expected, &w, h / (heads.q / heads.kv), q + at, NULL, counts[i], scale);
+                naive_head(expected, &w, h / (heads.q / heads.kv), q + at, &lists[i], scale);
             else
                 memset(expected, 0, (size_t)heads.dim * sizeof *expected);
             for (int d = 0; d < heads.dim; d++)
@@ -185,8 +197,9 @@ static void attention_is_near_double(void **state)
 {
     (void)state;
     static const uint32_t counts[] = {0, 1, PAGE - 1, PAGE, PAGE + 1, 255, 256, 257, 3, 700, 1030};
-    static const struct heads shapes[] = {{9, 3, 64, DTYPE_F16}, {8, 4, 8, DTYPE_F16},   {4, 1, 128, DTYPE_BF16},
-                                          {2, 2, 72, DTYPE_F16}, {5, 1, 12, DTYPE_BF16}, {16, 2, 96, DTYPE_F16}};
+    static const struct heads shapes[] = {{9, 3, 64, DTYPE_F16},   {8, 4, 8, DTYPE_F16},
+                                          {4, 1, 128, DTYPE_BF16}, {2, 2, 72, DTYPE_F16},
+                                          {5, 1, 12, DTYPE_BF16},  {16, 2, 96, DTYPE_F16}};
     for (size_t v = 0; v < VARIANTS; v++) {
         struct compute *c = make_compute(&variants[v]);
         if (!c)
@@ -284,8 +297,8 @@ static void check_company(int q_heads, int kv_heads, int head_dim)
         }
         if (v == 0 || v == 2)
             for (int i = 0; i < N; i++)
-                compute_attention(c, alone + (size_t)i * row, q + (size_t)i * row, &queries[i], 1, q_heads, kv_heads,
-                                  head_dim, 0.125f);
+                compute_attention(c, alone + (size_t)i * row, q + (size_t)i * row, &queries[i], 1, q_heads,
+                                  kv_heads, head_dim, 0.125f);
         static const int sizes[] = {1, 2, 3, 5, 8, 9, N};
         for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
             memset(out, 0xff, N * row * sizeof *out);
@@ -342,8 +355,9 @@ static void attention_shows_nan_to_those_who_listed_it(void **state)
 static void kv_write_rounds_to_nearest_even(void **state)
 {
     (void)state;
-    static const float values[] = {1.0f,    1.00048828125f, 1.00146484375f, -65504, 65520, 1e-8f, 5.9604645e-8f,
-                                   -1e-24f, 3.14159265f,    1.00390625f,    1.01171875f};
+    static const float values[] = {1.0f,        1.00048828125f, 1.00146484375f, -65504,
+                                   65520,       1e-8f,          5.9604645e-8f,  -1e-24f,
+                                   3.14159265f, 1.00390625f,    1.01171875f};
     enum { DIM = sizeof values / sizeof *values };
     for (size_t v = 0; v < VARIANTS; v++) {
         struct compute *c = make_compute(&variants[v]);
@@ -353,7 +367,10 @@ static void kv_write_rounds_to_nearest_even(void **state)
             uint8_t memory[2][4 * DIM + 1];
             memset(memory, 0x55, sizeof memory);
             uint64_t at = 1; /* an odd address */
-            struct kv_view kv = {.base = memory[0], .at = &at, .page_tokens = 1, .piece_bytes = 4 * DIM,
+            struct kv_view kv = {.base = memory[0],
+                                 .at = &at,
+                                 .page_tokens = 1,
+                                 .piece_bytes = 4 * DIM,
                                  .type = bf16 ? DTYPE_BF16 : DTYPE_F16};
             uint32_t item = 0;
             struct kv_place place = {&kv, &item, 1};

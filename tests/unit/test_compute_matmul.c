@@ -1,4 +1,5 @@
-/* Matrix product and embedding: against products in double, and bit-equality over tokens, threads and tiles. */
+/* Matrix product and embedding: against products in double, and bit-equality over tokens, threads and
+ * tiles. */
 #include "tests/unit/compute_util.h"
 
 struct shape {
@@ -6,7 +7,8 @@ struct shape {
     int n;
 };
 
-static void naive(double *out, double *scale, const struct matrix *w, const float *x, const float *bias, int n)
+static void naive(double *out, double *scale, const struct matrix *w, const float *x, const float *bias,
+                  int n)
 {
     size_t row_bytes = dtype_row_bytes(w->type, w->cols);
     for (int t = 0; t < n; t++)
@@ -45,7 +47,7 @@ static void check_shape(struct compute *c, enum dtype type, struct shape s, int 
 static void matmul_is_near_double(void **state)
 {
     (void)state;
-    static const struct shape shapes[] = {{1, 32, 1},  {16, 576, 1},   {37, 576, 5},   {5, 1056, 2},
+    static const struct shape shapes[] = {{1, 32, 1},   {16, 576, 1},   {37, 576, 5},  {5, 1056, 2},
                                           {9, 2080, 4}, {130, 96, 101}, {64, 1024, 3}, {0, 32, 2}};
     for (size_t v = 0; v < VARIANTS; v++) {
         struct compute *c = make_compute(&variants[v]);

@@ -43,14 +43,15 @@ struct heads {
     int q, kv, dim;
 };
 
-static void naive_softmax(double *out, const struct keys *keys, struct heads heads, int kv_head, const float *q,
-                          float scale)
+static void naive_softmax(double *out, const struct keys *keys, struct heads heads, int kv_head,
+                          const float *q, float scale)
 {
     double max = -INFINITY, sum = 0;
     for (uint32_t p = 0; p < keys->view.count; p++) {
         out[p] = 0;
         for (int d = 0; d < heads.dim; d++) {
-            float k = keys->k[((size_t)p * (size_t)heads.kv + (size_t)kv_head) * (size_t)heads.dim + (size_t)d];
+            float k =
+                keys->k[((size_t)p * (size_t)heads.kv + (size_t)kv_head) * (size_t)heads.dim + (size_t)d];
             out[p] += (double)q[d] * (double)dtype_f16_to_f32(dtype_f32_to_f16(k));
         }
         out[p] *= (double)scale;
@@ -181,7 +182,8 @@ static void check_topk(const float *values, uint32_t n, uint32_t k)
 {
     uint32_t expected_count = k < n ? k : n;
     struct ranked *ranked = mem_alloc(n, sizeof *ranked);
-    uint32_t *expected = mem_alloc(expected_count, sizeof *expected), *scratch = mem_alloc(n, sizeof *scratch);
+    uint32_t *expected = mem_alloc(expected_count, sizeof *expected),
+             *scratch = mem_alloc(n, sizeof *scratch);
     uint32_t *index = mem_alloc((size_t)expected_count + 1, sizeof *index);
     double mass = -1, expected_mass = 0;
     for (uint32_t i = 0; i < n; i++)
@@ -224,7 +226,11 @@ static void fill(float *values, uint32_t n, int kind)
             values[i] = expf(12 * x - 20); /* like attention weights */
             break;
         case 4: /* NaN, infinities, both zeros */
-            values[i] = u % 5 == 0 ? NAN : u % 5 == 1 ? -INFINITY : u % 5 == 2 ? -0.0f : u % 5 == 3 ? 0.0f : x;
+            values[i] = u % 5 == 0   ? NAN
+                        : u % 5 == 1 ? -INFINITY
+                        : u % 5 == 2 ? -0.0f
+                        : u % 5 == 3 ? 0.0f
+                                     : x;
             break;
         case 5:
             values[i] = NAN;
@@ -269,8 +275,8 @@ static void topk_of_the_longest_context(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(weights_are_near_double), cmocka_unit_test(weights_ignore_threads),
-        cmocka_unit_test(weights_of_nan_keys),     cmocka_unit_test(topk_equals_sorting),
+        cmocka_unit_test(weights_are_near_double),     cmocka_unit_test(weights_ignore_threads),
+        cmocka_unit_test(weights_of_nan_keys),         cmocka_unit_test(topk_equals_sorting),
         cmocka_unit_test(topk_of_the_longest_context),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
