@@ -16,9 +16,9 @@
 
 #define SUPERVISE_PARTS_MAX    8
 #define SUPERVISE_ARGS_MAX     40
-#define SUPERVISE_START_NS     (60 * CLOCK_S)  /* without a READY or a new STATUS */
-#define SUPERVISE_START_MAX_NS (900 * CLOCK_S) /* in all */
-#define SUPERVISE_STOP_NS      (1 * CLOCK_S)   /* from SIGTERM to SIGKILL at an ordinary end */
+#define SUPERVISE_START_NS     (60 * CLOCK_S)   /* without a READY or a new STATUS */
+#define SUPERVISE_START_MAX_NS (900 * CLOCK_S)  /* in all */
+#define SUPERVISE_STOP_NS      (1 * CLOCK_S)    /* from SIGTERM to SIGKILL at an ordinary end */
 #define SUPERVISE_FAIL_NS      (400 * CLOCK_MS) /* ... after a failure: seen by 4.5 s, gone by 5 s */
 
 struct supervise;

@@ -167,8 +167,7 @@ int main(void)
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_usage),         cmocka_unit_test(test_bad_input),
         cmocka_unit_test(test_bad_head),      cmocka_unit_test(test_too_little_memory),
-        cmocka_unit_test(test_closed_output),
-        cmocka_unit_test(test_status),
+        cmocka_unit_test(test_closed_output), cmocka_unit_test(test_status),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
