@@ -19,11 +19,12 @@ missing() { # names of the list that are not installed
 
 # The sanitizers' and fuzzer's runtime of the distribution's clang; older releases keep it in another package.
 clang_runtime() {
-    local version
-    version=$(apt-cache depends clang 2>/dev/null | sed -n 's/.*Depends: clang-\([0-9]\{1,\}\)$/\1/p' | head -n 1)
+    local version p
+    version=$(dpkg-query -W -f='${Depends}' clang 2>/dev/null || apt-cache depends clang 2>/dev/null)
+    version=$(sed -n 's/.*clang-\([0-9]\{1,\}\).*/\1/p' <<<"$version" | head -n 1)
     [ -n "$version" ] || return 0
     for p in "libclang-rt-$version-dev" "libclang-common-$version-dev"; do
-        if apt-cache show "$p" >/dev/null 2>&1 || [ -z "$(missing "$p")" ]; then echo "$p"; return; fi
+        if [ -z "$(missing "$p")" ] || apt-cache show "$p" >/dev/null 2>&1; then echo "$p"; return; fi
     done
 }
 
