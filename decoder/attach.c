@@ -1,5 +1,5 @@
-/* Attaching to the store; see attach.h. Owner: the loop thread. Maps exactly two segments of the store, never its
- * host arena. Nothing of the control segment is used before its header was checked. */
+/* Attaching to the store; see attach.h. Owner: the loop thread. Maps exactly two segments of the store,
+ * never its host arena. Nothing of the control segment is used before its header was checked. */
 #include "decoder/attach.h"
 
 #include <errno.h>
@@ -25,7 +25,8 @@ int attach_ask(struct attach *a, const char *path, uint64_t epoch, struct err *e
     int r = fdpass_connect(path, clock_now_ns() + CLOCK_S, &a->connection, &pid, err);
     if (r < 0)
         return r;
-    struct fdpass_frame ask = {.magic = FDPASS_MAGIC, .kind = FDPASS_ASK, .epoch = epoch, .role = ROLE_DECODER};
+    struct fdpass_frame ask = {
+        .magic = FDPASS_MAGIC, .kind = FDPASS_ASK, .epoch = epoch, .role = ROLE_DECODER};
     return fdpass_send(a->connection, &ask, NULL, err);
 }
 
@@ -46,14 +47,16 @@ static int map_control(struct attach *a, int *fd, const struct kv_layout *layout
     return r;
 }
 
-static int take_fds(struct attach *a, int *fds, const struct kv_layout *layout, uint64_t epoch, struct err *err)
+static int take_fds(struct attach *a, int *fds, const struct kv_layout *layout, uint64_t epoch,
+                    struct err *err)
 {
     int r = map_control(a, &fds[FD_CONTROL], layout, err);
     if (r < 0)
         return err_prefix(err, r, "kvstore");
     const struct control_header *h = attach_control(a);
     if (h->decoder_epoch != epoch)
-        return err_set(err, -EPROTO, "kvstore: control segment: found decoder epoch %016llx, expected %016llx",
+        return err_set(err, -EPROTO,
+                       "kvstore: control segment: found decoder epoch %016llx, expected %016llx",
                        (unsigned long long)h->decoder_epoch, (unsigned long long)epoch);
     r = segment_map(fds[FD_DEVICE], h->device_bytes, &a->device, err);
     if (r < 0)
@@ -74,8 +77,9 @@ int attach_take(struct attach *a, const struct kv_layout *layout, uint64_t epoch
     if (r < 0)
         return err_prefix(err, r, "kvstore");
     if (frame.kind != FDPASS_DECODER || frame.fds != FD_COUNT)
-        r = err_set(err, -EPROTO, "kvstore: found frame kind %u with %u descriptors, expected kind %d with %d",
-                    frame.kind, frame.fds, FDPASS_DECODER, FD_COUNT);
+        r = err_set(err, -EPROTO,
+                    "kvstore: found frame kind %u with %u descriptors, expected kind %d with %d", frame.kind,
+                    frame.fds, FDPASS_DECODER, FD_COUNT);
     else
         r = take_fds(a, fds, layout, epoch, err);
     for (uint32_t i = 0; i < frame.fds && i < FDPASS_FDS_MAX; i++)

@@ -18,8 +18,8 @@ struct attach {
 
 void attach_init(struct attach *a);
 
-/* Connects and asks. The answer comes later: attach->connection becomes readable. Blocks up to 1 s while nobody
- * listens. */
+/* Connects and asks. The answer comes later: attach->connection becomes readable. Blocks up to 1 s while
+ * nobody listens. */
 int attach_ask(struct attach *a, const char *path, uint64_t epoch, struct err *err);
 
 /* Takes the answer, checks the control segment against the layout and maps both. Blocks up to 1 s for a frame

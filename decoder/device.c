@@ -1,7 +1,7 @@
 /* The device thread; see device.h.
  *
- * It blocks on its mailbox, and inside a step on the store's flags with a deadline; on nothing else. What it has
- * to say goes to the loop's mailbox; where that is full, posts wait in a list of their own, in order. */
+ * It blocks on its mailbox, and inside a step on the store's flags with a deadline; on nothing else. What it
+ * has to say goes to the loop's mailbox; where that is full, posts wait in a list of their own, in order. */
 #include "decoder/device.h"
 
 #include <errno.h>
@@ -136,8 +136,8 @@ static int prepare(struct device *d, struct err *err)
     const struct step_attachment *at = &d->options.attachment;
     d->eos = collect_eos(d->options.model);
     d->stepper = stepper_create(at, d->forward);
-    uint32_t sequences = d->options.sequences < at->control->sequences_max ? d->options.sequences
-                                                                           : at->control->sequences_max;
+    uint32_t sequences =
+        d->options.sequences < at->control->sequences_max ? d->options.sequences : at->control->sequences_max;
     struct scheduler_options options = {.vocab = model_config(d->options.model)->vocab,
                                         .context = d->options.context,
                                         .list_max = at->control->list_max,
@@ -179,7 +179,8 @@ static int work(struct device *d, struct err *err)
 {
     int more = 0;
     while (!d->stop) {
-        struct order *order = more ? mailbox_take(d->orders) : mailbox_wait(d->orders, clock_now_ns() + CLOCK_S);
+        struct order *order =
+            more ? mailbox_take(d->orders) : mailbox_wait(d->orders, clock_now_ns() + CLOCK_S);
         while (order) {
             int r = obey(d, order, err);
             order_free(order);

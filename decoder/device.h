@@ -37,7 +37,8 @@ struct device *device_start(const struct device_options *options, struct mailbox
 /* Ends the thread at its next step boundary (abort the flags first where it may wait) and frees all. */
 void device_free(struct device **device);
 
-/* Any thread. Takes the order (mem_alloc'ed); -EAGAIN when the mailbox is full: the order stays the caller's. */
+/* Any thread. Takes the order (mem_alloc'ed); -EAGAIN when the mailbox is full: the order stays the
+ * caller's. */
 int device_order(struct device *d, struct order *order);
 
 void device_figures(struct device *d, struct device_figures *ret); /* any thread */

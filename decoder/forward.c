@@ -23,18 +23,18 @@ struct forward {
     float *inv_freq; /* [rope.dims / 2] */
     struct forward_options options;
 
-    float *x;             /* [token][hidden], the residual stream */
-    float *h;             /* [token][max(hidden, q_heads * head_dim)] */
-    float *y;             /* [token][hidden], what a block adds to x */
-    float *q;             /* [token][q_heads][head_dim] */
-    float *k, *v;         /* [token][kv_heads][head_dim] */
-    float *gate, *up;     /* [token][ffn] */
-    float *wanted;        /* [logits row][hidden] */
-    float *logits;        /* [logits row][vocab] */
-    uint32_t *ids;        /* [token] */
-    uint32_t *positions;  /* [token] */
-    uint32_t *entry_of;   /* [token] */
-    struct attn_list *up_to; /* [token] all positions up to its own */
+    float *x;                   /* [token][hidden], the residual stream */
+    float *h;                   /* [token][max(hidden, q_heads * head_dim)] */
+    float *y;                   /* [token][hidden], what a block adds to x */
+    float *q;                   /* [token][q_heads][head_dim] */
+    float *k, *v;               /* [token][kv_heads][head_dim] */
+    float *gate, *up;           /* [token][ffn] */
+    float *wanted;              /* [logits row][hidden] */
+    float *logits;              /* [logits row][vocab] */
+    uint32_t *ids;              /* [token] */
+    uint32_t *positions;        /* [token] */
+    uint32_t *entry_of;         /* [token] */
+    struct attn_list *up_to;    /* [token] all positions up to its own */
     struct attn_query *queries; /* [token] */
     struct kv_place *places;    /* [token] */
     struct forward_kv *kv;      /* [entry] */
@@ -86,8 +86,8 @@ static void allocate(struct forward *f)
     f->kv = mem_alloc(f->options.entries_max, sizeof *f->kv);
 }
 
-int forward_create(const struct model *model, const struct forward_options *options, struct forward **ret_forward,
-                   struct err *err)
+int forward_create(const struct model *model, const struct forward_options *options,
+                   struct forward **ret_forward, struct err *err)
 {
     CHECK(options->tokens_max && options->entries_max && options->logits_max);
     struct forward *f = mem_alloc(1, sizeof *f);
@@ -99,7 +99,8 @@ int forward_create(const struct model *model, const struct forward_options *opti
     f->options = *options;
     const struct model_rope *rope = &f->config->rope;
     f->inv_freq = mem_alloc(rope->dims / 2 + 1, sizeof *f->inv_freq);
-    f->rope = (struct rope){rope->halves ? ROPE_PAIRS_HALVES : ROPE_PAIRS_ADJACENT, (int)rope->dims, f->inv_freq, 1};
+    f->rope = (struct rope){rope->halves ? ROPE_PAIRS_HALVES : ROPE_PAIRS_ADJACENT, (int)rope->dims,
+                            f->inv_freq, 1};
     int r = model_rope_frequencies(rope, f->inv_freq, &f->rope.scale);
     if (r < 0)
         err_set(err, r, "model: rotary frequencies: base %g, %u dimensions, factor %g make no sense",
@@ -187,8 +188,8 @@ static void write_kv(struct forward *f, int n)
         while (end < n && !f->kv[f->entry_of[end]].dropped)
             end++;
         if (end > t)
-            compute_kv_write(f->compute, f->places + t, f->k + (size_t)t * row, f->v + (size_t)t * row, end - t,
-                             kv_heads, head_dim);
+            compute_kv_write(f->compute, f->places + t, f->k + (size_t)t * row, f->v + (size_t)t * row,
+                             end - t, kv_heads, head_dim);
         t = end + 1;
     }
 }
@@ -247,7 +248,8 @@ static void head(struct forward *f, const struct forward_entry *entries, uint32_
     }
     if (rows == 0)
         return;
-    compute_rmsnorm(f->compute, f->wanted, f->wanted, f->output_norm, (int)rows, (int)hidden, f->config->rms_eps);
+    compute_rmsnorm(f->compute, f->wanted, f->wanted, f->output_norm, (int)rows, (int)hidden,
+                    f->config->rms_eps);
     compute_matmul(f->compute, f->logits, &f->output, f->wanted, NULL, (int)rows);
     account(f, &f->times.matmul);
 }

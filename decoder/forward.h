@@ -16,11 +16,11 @@
 struct forward;
 
 struct forward_options {
-    int threads;            /* >= 1 */
+    int threads; /* >= 1 */
     enum compute_isa isa;
-    uint32_t tokens_max;    /* of one call, all entries together */
+    uint32_t tokens_max; /* of one call, all entries together */
     uint32_t entries_max;
-    uint32_t logits_max;    /* rows of logits of one call */
+    uint32_t logits_max; /* rows of logits of one call */
 };
 
 /* Consecutive tokens of one sequence. */
@@ -28,16 +28,17 @@ struct forward_entry {
     const uint32_t *tokens; /* [count], each < vocab */
     uint32_t position;      /* of the first */
     uint32_t count;
-    uint32_t logits;        /* logits are wanted of the last so many tokens, 0 .. count */
+    uint32_t logits; /* logits are wanted of the last so many tokens, 0 .. count */
 };
 
 /* What one layer reads and writes for one entry. */
 struct forward_kv {
     struct kv_view view;
-    const struct attn_list *lists; /* [kv_heads] for the entry's one token; NULL: all positions up to each token's
-                                      own (paged views only) */
-    const uint32_t *write;         /* [kv_heads] slots of the entry's one token (slotted views); NULL: its position */
-    int dropped;                   /* nothing is written or attended; the entry's results mean nothing */
+    /* [kv_heads] for the entry's one token; NULL: all positions up to each token's own (paged views only) */
+    const struct attn_list *lists;
+    /* [kv_heads] slots of the entry's one token (slotted views); NULL: its position */
+    const uint32_t *write;
+    int dropped; /* nothing is written or attended; the entry's results mean nothing */
 };
 
 struct forward_source {
@@ -50,18 +51,18 @@ struct forward_source {
     void *arg;
 };
 
-struct forward_times { /* nanoseconds, summed over all calls */
+struct forward_times {                /* nanoseconds, summed over all calls */
     int64_t matmul, attention, other; /* other: norms, rope, activation, embedding, KV writes */
 };
 
 /* 0, or -ENODEV of compute_create, or -EINVAL for frequencies that make no sense. `model` is borrowed. All
  * memory of later calls is allocated here. */
-int forward_create(const struct model *model, const struct forward_options *options, struct forward **ret_forward,
-                   struct err *err);
+int forward_create(const struct model *model, const struct forward_options *options,
+                   struct forward **ret_forward, struct err *err);
 void forward_free(struct forward **forward);
 
-/* Computes all tokens. Counts must be within the options, each entry has a token: CHECKed. 0, or what the source
- * returned. */
+/* Computes all tokens. Counts must be within the options, each entry has a token: CHECKed. 0, or what the
+ * source returned. */
 int forward_run(struct forward *f, const struct forward_entry *entries, uint32_t count,
                 const struct forward_source *source, struct err *err);
 

@@ -12,8 +12,8 @@ int identity_init(struct identity *id, const struct model *model, uint32_t conte
     const struct model_config *c = model_config(model);
     uint32_t longest = c->context_max < LIMIT_CONTEXT ? c->context_max : LIMIT_CONTEXT;
     if (context > longest)
-        return err_set(err, -EINVAL, "--context: found %u, expected at most %u as the model was made for", context,
-                       longest);
+        return err_set(err, -EINVAL, "--context: found %u, expected at most %u as the model was made for",
+                       context, longest);
     memset(id, 0, sizeof *id);
     id->tokenizer = model_tokenizer_fingerprint(model);
     struct kv_layout *l = &id->layout;
@@ -44,12 +44,14 @@ void identity_hello(const struct identity *id, struct msg_hello *ret)
 
 static int differ(const char *field, uint64_t found, uint64_t expected, struct err *err)
 {
-    return err_set(err, -EPROTO, "retriever: %s: found %" PRIu64 ", expected %" PRIu64, field, found, expected);
+    return err_set(err, -EPROTO, "retriever: %s: found %" PRIu64 ", expected %" PRIu64, field, found,
+                   expected);
 }
 
 static int differ_hash(const char *field, struct hash128 found, struct hash128 expected, struct err *err)
 {
-    return err_set(err, -EPROTO, "retriever: %s: found %016" PRIx64 "%016" PRIx64 ", expected %016" PRIx64 "%016" PRIx64,
+    return err_set(err, -EPROTO,
+                   "retriever: %s: found %016" PRIx64 "%016" PRIx64 ", expected %016" PRIx64 "%016" PRIx64,
                    field, found.hi, found.lo, expected.hi, expected.lo);
 }
 
@@ -100,8 +102,8 @@ int identity_compare(const struct identity *id, const struct msg_hello *hello, s
     if (r < 0)
         return r;
     if (hello->head != id->head)
-        return err_set(err, -EPROTO, "retriever: head: found %016" PRIx64 ", expected %016" PRIx64, hello->head,
-                       id->head);
+        return err_set(err, -EPROTO, "retriever: head: found %016" PRIx64 ", expected %016" PRIx64,
+                       hello->head, id->head);
     if (hello->layout.groups != id->layout.groups)
         return differ("groups", hello->layout.groups, id->layout.groups, err);
     return 0;

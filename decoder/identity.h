@@ -20,8 +20,8 @@ int identity_init(struct identity *id, const struct model *model, uint32_t conte
 /* What HELLO says now; the layout is in it once the groups are known. */
 void identity_hello(const struct identity *id, struct msg_hello *ret);
 
-/* Compares a retriever's WELCOME and takes the layer groups and the head from it. -EPROTO with the field, what
- * was found and what was expected. */
+/* Compares a retriever's WELCOME and takes the layer groups and the head from it. -EPROTO with the field,
+ * what was found and what was expected. */
 int identity_join(struct identity *id, const struct msg_hello *retriever, struct err *err);
 
 /* Whether another life of the retriever is the same as the one that was joined. */

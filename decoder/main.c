@@ -26,8 +26,8 @@ int main(int argc, char **argv)
         log_error("%s", err.text);
         return 1;
     }
-    log_info("start: version %s, model %s, %llu MiB of weights, %d threads", SPECONTEXT_VERSION, model_name(model),
-             (unsigned long long)(model_weight_bytes(model) >> 20), options.threads);
+    log_info("start: version %s, model %s, %llu MiB of weights, %d threads", SPECONTEXT_VERSION,
+             model_name(model), (unsigned long long)(model_weight_bytes(model) >> 20), options.threads);
     int code = serve_run(&options, model);
     model_free(&model);
     return code;

@@ -15,12 +15,18 @@
 enum { DEFAULT_SEQUENCES = 32, DEFAULT_CHUNK = 256, THREADS_MAX = 1024 };
 
 static const struct option table[] = {
-    {"runtime", required_argument, NULL, 'r'},      {"lifeline", required_argument, NULL, 'l'},
-    {"log", required_argument, NULL, 'L'},          {"model", required_argument, NULL, 'm'},
-    {"context", required_argument, NULL, 'c'},      {"threads", required_argument, NULL, 't'},
-    {"sequences", required_argument, NULL, 's'},    {"chunk", required_argument, NULL, 'C'},
-    {"early-layers", required_argument, NULL, 'e'}, {"isa", required_argument, NULL, 'i'},
-    {"help", no_argument, NULL, 'h'},               {NULL, 0, NULL, 0},
+    {"runtime", required_argument, NULL, 'r'},
+    {"lifeline", required_argument, NULL, 'l'},
+    {"log", required_argument, NULL, 'L'},
+    {"model", required_argument, NULL, 'm'},
+    {"context", required_argument, NULL, 'c'},
+    {"threads", required_argument, NULL, 't'},
+    {"sequences", required_argument, NULL, 's'},
+    {"chunk", required_argument, NULL, 'C'},
+    {"early-layers", required_argument, NULL, 'e'},
+    {"isa", required_argument, NULL, 'i'},
+    {"help", no_argument, NULL, 'h'},
+    {NULL, 0, NULL, 0},
 };
 
 static const char *name_of(int option)
@@ -37,7 +43,8 @@ static int number(int option, long least, long most, long *ret, struct err *err)
     errno = 0;
     long value = strtol(optarg, &end, 10);
     if (errno || end == optarg || *end || value < least || value > most)
-        return err_set(err, -EINVAL, "--%s: found '%s', expected %ld to %ld", name_of(option), optarg, least, most);
+        return err_set(err, -EINVAL, "--%s: found '%s', expected %ld to %ld", name_of(option), optarg, least,
+                       most);
     *ret = value;
     return 0;
 }

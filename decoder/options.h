@@ -13,11 +13,11 @@ struct options {
     int lifeline; /* -1: none */
     enum log_level log;
     const char *model;
-    uint32_t context;      /* positions; 0: the model's */
+    uint32_t context; /* positions; 0: the model's */
     int threads;
-    uint32_t sequences;    /* live at once */
-    uint32_t chunk;        /* prefill tokens a step */
-    int32_t early_layers;  /* mixed selection; -1: a third of the layers */
+    uint32_t sequences;   /* live at once */
+    uint32_t chunk;       /* prefill tokens a step */
+    int32_t early_layers; /* mixed selection; -1: a third of the layers */
     enum compute_isa isa;
     int help;
 };

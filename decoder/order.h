@@ -6,14 +6,14 @@
 
 #include "proto/msg.h"
 
-enum order_kind { /* loop -> device */
-    ORDER_GENERATE, /* id: the request; msg with its memory */
-    ORDER_CANCEL,   /* id */
-    ORDER_STORE,    /* msg: GRANT, CLOSED, ERROR */
-    ORDER_RETRIEVER, /* msg: ERROR */
-    ORDER_RETRIEVER_READY,
-    ORDER_RETRIEVER_LOST,
-    ORDER_WAKE,     /* the store rang, or the thread shall end */
+enum order_kind {                  /* loop -> device */
+                  ORDER_GENERATE,  /* id: the request; msg with its memory */
+                  ORDER_CANCEL,    /* id */
+                  ORDER_STORE,     /* msg: GRANT, CLOSED, ERROR */
+                  ORDER_RETRIEVER, /* msg: ERROR */
+                  ORDER_RETRIEVER_READY,
+                  ORDER_RETRIEVER_LOST,
+                  ORDER_WAKE, /* the store rang, or the thread shall end */
 };
 
 struct order {
@@ -22,12 +22,12 @@ struct order {
     struct msg msg;
 };
 
-enum post_kind { /* device -> loop */
-    POST_CLIENT,    /* msg; msg.id: the request */
-    POST_STORE,     /* msg */
-    POST_RETRIEVER, /* msg */
-    POST_READY,     /* weights and activations are there */
-    POST_FATAL,     /* text: why nothing can go on */
+enum post_kind {                 /* device -> loop */
+                 POST_CLIENT,    /* msg; msg.id: the request */
+                 POST_STORE,     /* msg */
+                 POST_RETRIEVER, /* msg */
+                 POST_READY,     /* weights and activations are there */
+                 POST_FATAL,     /* text: why nothing can go on */
 };
 
 struct post {

@@ -1,4 +1,4 @@
-/* Who asked for what: from the decoder's numbers of requests to clients and their own ids. Loop thread only. */
+/* Who asked for what: from the decoder's numbers of requests to clients and their ids. Loop thread only. */
 #ifndef DECODER_REQUESTS_H
 #define DECODER_REQUESTS_H
 
@@ -10,17 +10,17 @@
 #define REQUESTS_MAX 2048u /* more than the scheduler takes, so that it is the one who refuses */
 
 struct request {
-    uint64_t id;       /* ours; 0: unused */
-    uint64_t asked_id; /* the client's */
+    uint64_t id;          /* ours; 0: unused */
+    uint64_t asked_id;    /* the client's */
     struct bus_peer peer; /* a copy: the bus may forget the original */
-    bool gone;         /* the client hears nothing more */
+    bool gone;            /* the client hears nothing more */
 };
 
 struct requests {
     struct request *at; /* [REQUESTS_MAX] */
     uint32_t used;      /* entries [0, used) may be in use */
     uint32_t count;
-    uint64_t last;      /* number given last */
+    uint64_t last; /* number given last */
 };
 
 void requests_init(struct requests *r);

@@ -1,7 +1,7 @@
 /* The scheduler; see scheduler.h. Owner: the device thread. State: all sequences in order of arrival.
  *
- * Orders between a token's hops: it is sampled, stands in a posted record (the next step's, or a RECORD step for
- * a last one), and only then goes to the client. CLOSE follows the last record of a sequence. */
+ * Orders between a token's hops: it is sampled, stands in a posted record (the next step's, or a RECORD step
+ * for a last one), and only then goes to the client. CLOSE follows the last record of a sequence. */
 #include "decoder/scheduler.h"
 
 #include <errno.h>
@@ -19,7 +19,7 @@ struct scheduler {
     struct sequence *all[SCHEDULER_REQUESTS_MAX]; /* in order of arrival */
     uint32_t count;
     bool retriever_ready;
-    bool full; /* the store had no room: nobody is admitted until a sequence is closed */
+    bool full;     /* the store had no room: nobody is admitted until a sequence is closed */
     void *scratch; /* of the sampler */
     struct scheduler_figures figures;
 
@@ -199,7 +199,8 @@ int scheduler_retriever_ready(struct scheduler *s, int ready, struct err *err)
 {
     uint32_t lost = 0;
     for (uint32_t i = 0; i < s->count; i++)
-        lost += s->all[i]->sparse && s->all[i]->state != SEQUENCE_QUEUED && s->all[i]->state != SEQUENCE_CLOSING;
+        lost +=
+            s->all[i]->sparse && s->all[i]->state != SEQUENCE_QUEUED && s->all[i]->state != SEQUENCE_CLOSING;
     s->retriever_ready = ready;
     if (lost == 0)
         return 0;
@@ -248,8 +249,8 @@ static void admit(struct scheduler *s)
     }
 }
 
-/* Tells the retriever the tokens of one sequence up to `end`, in messages of at most a record's length. Only the
- * last asks for a selection, if any does. */
+/* Tells the retriever the tokens of one sequence up to `end`, in messages of at most a record's length. Only
+ * the last asks for a selection, if any does. */
 static void tell_retriever(struct scheduler *s, struct sequence *q, uint32_t end, bool select)
 {
     while (q->told < end) {
@@ -353,7 +354,8 @@ static bool fits_staging(struct scheduler *s, struct sequence *q, uint32_t end)
     uint32_t limit = stepper_dense_limit(s->stepper);
     if (end <= limit)
         return true;
-    sequence_fail(q, -ENOSPC, "dense attention over %u positions: expected at most %u while layers are offloaded", end,
+    sequence_fail(q, -ENOSPC,
+                  "dense attention over %u positions: expected at most %u while layers are offloaded", end,
                   limit);
     return false;
 }
@@ -436,8 +438,8 @@ static void close_finished(struct scheduler *s)
         struct sequence *q = s->all[i];
         if (computes(q) && q->finish && q->count > q->recorded && q->count > q->prompt) {
             s->members[n] = q;
-            s->parts[n++] = (struct step_part){q->id, q->index, q->recorded, q->count - q->recorded,
-                                               q->tokens + q->recorded, 0};
+            s->parts[n++] = (struct step_part){
+                q->id, q->index, q->recorded, q->count - q->recorded, q->tokens + q->recorded, 0};
         }
     }
     if (n > 0) {

@@ -12,19 +12,19 @@
 #include "proto/msg.h"
 
 #define SCHEDULER_REQUESTS_MAX 1024u /* queued and running; more are refused with -EBUSY */
-#define SCHEDULER_ANSWER_S 30        /* the longest wait for GRANT or CLOSED */
+#define SCHEDULER_ANSWER_S     30    /* the longest wait for GRANT or CLOSED */
 
 enum scheduler_target { SCHEDULER_TO_CLIENT, SCHEDULER_TO_STORE, SCHEDULER_TO_RETRIEVER };
 
 struct scheduler_options {
     uint32_t vocab, context;
-    uint32_t list_max;   /* of the control segment */
-    uint32_t sequences;  /* live at once; <= the control segment's and the forward's */
-    uint32_t chunk;      /* prefill tokens a step */
-    uint64_t head;       /* fingerprint of the retrieval head: part of how sparse KV is made */
-    const uint8_t *eos;  /* [vocab], borrowed: 1 = ends a generation */
-    /* Sends `msg`, whose memory (mem_free) passes to the callee; msg->id is the sequence or step. To a client the
-     * sequence's id names the request. */
+    uint32_t list_max;  /* of the control segment */
+    uint32_t sequences; /* live at once; <= the control segment's and the forward's */
+    uint32_t chunk;     /* prefill tokens a step */
+    uint64_t head;      /* fingerprint of the retrieval head: part of how sparse KV is made */
+    const uint8_t *eos; /* [vocab], borrowed: 1 = ends a generation */
+    /* Sends `msg`, whose memory (mem_free) passes to the callee; msg->id is the sequence or step. To a
+     * client the sequence's id names the request. */
     void (*emit)(void *arg, enum scheduler_target target, const struct msg *msg);
     void *arg;
 };
@@ -32,8 +32,8 @@ struct scheduler_options {
 struct scheduler_figures {
     uint32_t running, waiting;
     uint64_t prompt_tokens, cached_tokens, generated_tokens; /* computed; of them not; sampled */
-    uint64_t finished[5]; /* by enum finish_reason */
-    uint64_t non_finite;  /* sequences ended because of it */
+    uint64_t finished[5];                                    /* by enum finish_reason */
+    uint64_t non_finite;                                     /* sequences ended because of it */
     int64_t sampling_ns;
 };
 
@@ -55,8 +55,8 @@ void scheduler_retriever(struct scheduler *s, const struct msg *msg);
  * refused. */
 int scheduler_retriever_ready(struct scheduler *s, int ready, struct err *err);
 
-/* One prefill chunk and one decode step of every sequence that is so far. 1: there is more to compute; 0: nothing
- * until an order comes. Negative: the step could not be done, the store is lost; call no more. */
+/* One prefill chunk and one decode step of every sequence that is so far. 1: there is more to compute; 0:
+ * nothing until an order comes. Negative: the step could not be done, the store is lost; call no more. */
 int scheduler_turn(struct scheduler *s, struct err *err);
 
 void scheduler_figures(const struct scheduler *s, struct scheduler_figures *ret);

@@ -15,7 +15,8 @@ static int check_prompt(const struct msg_generate *g, const struct sequence_limi
     if (g->tokens.count == 0)
         return err_set(err, -EINVAL, "tokens: found none, expected at least 1");
     if (g->tokens.count >= limits->context)
-        return err_set(err, -E2BIG, "prompt of %u tokens does not fit the context of %u: n_prompt %u, n_ctx %u",
+        return err_set(err, -E2BIG,
+                       "prompt of %u tokens does not fit the context of %u: n_prompt %u, n_ctx %u",
                        g->tokens.count, limits->context, g->tokens.count, limits->context);
     for (uint32_t i = 0; i < g->tokens.count; i++)
         if (g->tokens.at[i] >= limits->vocab)
@@ -24,18 +25,19 @@ static int check_prompt(const struct msg_generate *g, const struct sequence_limi
     return 0;
 }
 
-static int check_selection(const struct msg_generate *g, const struct sequence_limits *limits, struct err *err)
+static int check_selection(const struct msg_generate *g, const struct sequence_limits *limits,
+                           struct err *err)
 {
     if (g->flags & GENERATE_FULL)
         return 0;
     if (g->selection > SELECTION_MIXED)
         return err_set(err, -EINVAL, "selection: found %u, expected 0 to %d", g->selection, SELECTION_MIXED);
     if (g->budget > limits->list_max)
-        return err_set(err, -EINVAL, "budget: found %u, expected at most %u as the store was started with", g->budget,
-                       limits->list_max);
+        return err_set(err, -EINVAL, "budget: found %u, expected at most %u as the store was started with",
+                       g->budget, limits->list_max);
     if ((uint64_t)g->sinks + g->window + 1 > g->budget)
-        return err_set(err, -EINVAL, "budget: found %u, expected more than sinks %u and window %u together", g->budget,
-                       g->sinks, g->window);
+        return err_set(err, -EINVAL, "budget: found %u, expected more than sinks %u and window %u together",
+                       g->budget, g->sinks, g->window);
     return 0;
 }
 
@@ -170,8 +172,8 @@ void sequence_open_store(const struct sequence *q, uint64_t head, struct msg *re
     ret->open.flags = (g->flags & GENERATE_REUSE ? OPEN_REUSE : 0u) |
                       (g->flags & GENERATE_REUSE_SPARSE ? OPEN_REUSE_SPARSE : 0u);
     ret->open.salt = g->salt;
-    ret->open.made = q->sparse ? (struct made){ARENA_MADE_SPARSE, g->budget, head}
-                               : (struct made){ARENA_MADE_FULL, 0, 0};
+    ret->open.made =
+        q->sparse ? (struct made){ARENA_MADE_SPARSE, g->budget, head} : (struct made){ARENA_MADE_FULL, 0, 0};
     copy_tokens(ret, &ret->open.tokens, q->tokens, q->prompt);
 }
 

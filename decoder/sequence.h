@@ -26,18 +26,18 @@ struct sequence {
     struct msg ask; /* GENERATE; owns its memory */
     struct sampler_params sampling;
     bool sparse;
-    uint32_t prompt;   /* tokens of it */
-    uint32_t capacity; /* positions: prompt and what may be generated */
-    uint32_t *tokens;  /* [capacity], from OPENING on */
-    uint32_t count;    /* of them known */
-    uint32_t recorded; /* of them in a posted record, or cached */
-    uint32_t sent;     /* generated tokens that went to the client */
-    uint32_t done;     /* positions whose KV is made */
-    uint32_t told;     /* positions that the retriever has */
+    uint32_t prompt;        /* tokens of it */
+    uint32_t capacity;      /* positions: prompt and what may be generated */
+    uint32_t *tokens;       /* [capacity], from OPENING on */
+    uint32_t count;         /* of them known */
+    uint32_t recorded;      /* of them in a posted record, or cached */
+    uint32_t sent;          /* generated tokens that went to the client */
+    uint32_t done;          /* positions whose KV is made */
+    uint32_t told;          /* positions that the retriever has */
     uint32_t index, cached; /* GRANT */
-    uint32_t finish;   /* enum finish_reason, 0 while it goes on */
-    struct err failure; /* FINISH_ERROR */
-    int64_t asked_ns;  /* when OPEN or CLOSE was sent */
+    uint32_t finish;        /* enum finish_reason, 0 while it goes on */
+    struct err failure;     /* FINISH_ERROR */
+    int64_t asked_ns;       /* when OPEN or CLOSE was sent */
     int64_t queued_at_ns, granted_at_ns, first_at_ns, last_at_ns; /* 0: not yet */
 };
 
@@ -46,8 +46,8 @@ struct sequence_limits {
     uint32_t list_max; /* the largest budget */
 };
 
-/* Takes msg's memory, whatever it returns. Never fails: a request that asks for what cannot be comes back with
- * `finish` set (errors name the field, what was found, what was expected). */
+/* Takes msg's memory, whatever it returns. Never fails: a request that asks for what cannot be comes back
+ * with `finish` set (errors name the field, what was found, what was expected). */
 struct sequence *sequence_create(uint64_t id, struct msg *generate, const struct sequence_limits *limits);
 void sequence_free(struct sequence **sequence);
 
@@ -67,7 +67,8 @@ void sequence_open_store(const struct sequence *q, uint64_t head, struct msg *re
 void sequence_open_retriever(const struct sequence *q, struct msg *ret);
 void sequence_close(const struct sequence *q, struct msg *ret);
 void sequence_progress(const struct sequence *q, struct msg *ret);
-void sequence_tokens(struct sequence *q, struct msg *ret); /* those recorded and not sent; counts them as sent */
+void sequence_tokens(struct sequence *q,
+                     struct msg *ret); /* those recorded and not sent; counts them as sent */
 void sequence_done(const struct sequence *q, const struct kv_counters *counters, struct msg *ret);
 
 #endif

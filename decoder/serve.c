@@ -1,9 +1,9 @@
 /* The loop thread of the decoder; see serve.h.
  *
- * Owns: sockets, the client table, the mappings of the store's segments (the device thread uses them; they are
- * unmapped after it has ended). It blocks in the loop only. Life: retriever greeted (it tells the layer groups),
- * store greeted with the layout, segments attached, device thread started, ready; then until a signal, DRAIN, the
- * life line's end, or the loss of a part. */
+ * Owns: sockets, the client table, the mappings of the store's segments (the device thread uses them; they
+ * are unmapped after it has ended). It blocks in the loop only. Life: retriever greeted (it tells the layer
+ * groups), store greeted with the layout, segments attached, device thread started, ready; then until a
+ * signal, DRAIN, the life line's end, or the loss of a part. */
 #include "decoder/serve.h"
 
 #include <errno.h>
@@ -147,7 +147,8 @@ static void generate(struct serve *s, struct bus_peer *peer, struct msg *msg)
     if (r) {
         struct msg error = {.kind = MSG_ERROR, .id = msg->id};
         error.error.code = -EEXIST;
-        snprintf(error.error.text, sizeof error.error.text, "request %" PRIu64 " is running already", msg->id);
+        snprintf(error.error.text, sizeof error.error.text, "request %" PRIu64 " is running already",
+                 msg->id);
         bus_reply(s->server, peer, &error);
         return;
     }
@@ -230,9 +231,9 @@ static void log_done(const struct request *r, const struct msg_done *d)
 {
     double decode_s = (double)d->decode_ns / 1e9, prefill_s = (double)d->prefill_ns / 1e9;
     double rate = decode_s > 0 && d->generated_tokens > 1 ? (d->generated_tokens - 1) / decode_s : 0;
-    log_info("request %" PRIu64 " %s%s%s: prompt %u (cached %u) in %.2f s, generated %u at %.1f tokens/s", r->id,
-             msg_finish_name(d->reason), d->text[0] ? ": " : "", d->text, d->prompt_tokens, d->cached_tokens,
-             prefill_s, d->generated_tokens, rate);
+    log_info("request %" PRIu64 " %s%s%s: prompt %u (cached %u) in %.2f s, generated %u at %.1f tokens/s",
+             r->id, msg_finish_name(d->reason), d->text[0] ? ": " : "", d->text, d->prompt_tokens,
+             d->cached_tokens, prefill_s, d->generated_tokens, rate);
 }
 
 static void to_client(struct serve *s, struct msg *msg)
@@ -406,8 +407,8 @@ static void retriever_welcome(void *arg, const struct msg_hello *hello, uint64_t
         fail(s, "%s", err.text);
         return;
     }
-    log_info("greeted retriever %016" PRIx64 ": %u layer groups, head %016" PRIx64, epoch, s->identity.layout.groups,
-             s->identity.head);
+    log_info("greeted retriever %016" PRIx64 ": %u layer groups, head %016" PRIx64, epoch,
+             s->identity.layout.groups, s->identity.head);
     if (again) {
         give_order(s, ORDER_RETRIEVER_READY, 0, NULL);
         return;
@@ -461,7 +462,8 @@ static void on_lifeline(void *arg, uint32_t events)
 
 static int open_sockets(struct serve *s, struct err *err)
 {
-    static const struct bus_server_ops server_ops = {client_hello, client_message, client_status, client_gone};
+    static const struct bus_server_ops server_ops = {client_hello, client_message, client_status,
+                                                     client_gone};
     const char *dir = s->options->runtime;
     char server[RUNTIME_PATH_MAX], retriever[RUNTIME_PATH_MAX];
     int r = runtime_prepare(dir, err);

@@ -1,9 +1,9 @@
 /* Steps; see step.h.
  *
  * Owner: the device thread. State: the number of the next step, the version of the resident set, the private
- * copy of the record in the ring. Order: ids and entries, then STEP_POSTED, then the doorbell; device memory is
- * written between TABLES_LATE (EARLY for mixed selection) and KV_WRITTEN only; after STEP_CONSUMED nothing of
- * the step's tables is read. */
+ * copy of the record in the ring. Order: ids and entries, then STEP_POSTED, then the doorbell; device memory
+ * is written between TABLES_LATE (EARLY for mixed selection) and KV_WRITTEN only; after STEP_CONSUMED
+ * nothing of the step's tables is read. */
 #include "decoder/step.h"
 
 #include <errno.h>
@@ -21,10 +21,10 @@ struct stepper {
     struct step_attachment at;
     struct forward *forward;
     struct tables *tables;
-    struct step_record *record;      /* of the step posted last */
-    struct forward_entry *entries;   /* [LIMIT_SEQUENCES] */
+    struct step_record *record;    /* of the step posted last */
+    struct forward_entry *entries; /* [LIMIT_SEQUENCES] */
     uint32_t next, resident_version;
-    uint32_t runs, run;              /* run that the pass is in, `runs` before the first layer */
+    uint32_t runs, run; /* run that the pass is in, `runs` before the first layer */
     struct step_times times;
 };
 
@@ -119,7 +119,8 @@ static int wait_flag(struct stepper *s, unsigned flag, const char *what, int64_t
         return 0;
     s->times.waits_broken++;
     if (r == -ECANCELED)
-        return err_set(err, r, "step %u was broken off while it waited for the kvstore to %s", s->record->step, what);
+        return err_set(err, r, "step %u was broken off while it waited for the kvstore to %s",
+                       s->record->step, what);
     return err_set(err, r, "kvstore did not %s step %u within %d s", what, s->record->step, STEP_WAIT_S);
 }
 
@@ -159,7 +160,8 @@ static void end_layer(void *arg, uint32_t layer)
         flag_raise(flag_at(s, FLAG_RUN_CONSUMED + run), s->record->step);
 }
 
-int step_run(struct stepper *s, const struct step_spec *spec, struct step_verdict *ret_verdicts, struct err *err)
+int step_run(struct stepper *s, const struct step_spec *spec, struct step_verdict *ret_verdicts,
+             struct err *err)
 {
     CHECK(spec->kind != STEP_RECORD && s->record->kind == spec->kind && s->record->entries == spec->count);
     for (uint32_t i = 0; i < spec->count; i++) {

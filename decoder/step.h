@@ -1,5 +1,6 @@
 /* Steps: the decoder's end of the control segment. Posts records, waits for the store's flags, runs the
- * forward pass over what its tables name, and tells what was written and consumed. SHARED-MEMORY.md section 3.
+ * forward pass over what its tables name, and tells what was written and consumed. SHARED-MEMORY.md section
+ * 3.
  *
  * One step at a time: step_post, then step_run for DENSE and SPARSE; RECORD steps end with step_post. Device
  * thread only; any thread may abort the flags, which ends a wait with -ECANCELED. */
@@ -16,8 +17,8 @@
 
 struct step_part { /* what one sequence adds to a step */
     uint64_t id;
-    uint32_t index;         /* of the sequence in the tables, from GRANT */
-    uint32_t position;      /* of the first token */
+    uint32_t index;    /* of the sequence in the tables, from GRANT */
+    uint32_t position; /* of the first token */
     uint32_t count;
     const uint32_t *tokens; /* [count], each < vocab */
     int logits;             /* whether the last token's are wanted: row = number of such parts before it */
@@ -69,7 +70,8 @@ void step_post(struct stepper *s, const struct step_spec *spec);
 
 /* Computes the step posted last; ret_verdicts [spec->count]. Logits lie in the forward's rows. -ETIMEDOUT,
  * -ECANCELED (aborted) or -EPROTO: the step was dropped whole, no further one can be posted. */
-int step_run(struct stepper *s, const struct step_spec *spec, struct step_verdict *ret_verdicts, struct err *err);
+int step_run(struct stepper *s, const struct step_spec *spec, struct step_verdict *ret_verdicts,
+             struct err *err);
 
 const struct step_times *stepper_times(const struct stepper *s);
 

@@ -28,12 +28,12 @@ struct tables {
     uint32_t offloaded;
     struct verdict verdict[LIMIT_SEQUENCES];
 
-    uint32_t lists_of;          /* phase * groups + group whose lists are copied, or NO_LISTS */
-    uint32_t *positions, *slots; /* [entry][head][list_max] */
+    uint32_t lists_of;                       /* phase * groups + group whose lists are copied, or NO_LISTS */
+    uint32_t *positions, *slots;             /* [entry][head][list_max] */
     struct attn_list *by_position, *by_slot; /* [entry][head] */
-    uint32_t *writes;           /* [entry][head] */
-    uint8_t *slab_used;         /* [entry][slabs_max]: some listed slot lies in it */
-    uint64_t *offsets;          /* [entry][max(pages_max, slabs_max)] of the current layer */
+    uint32_t *writes;                        /* [entry][head] */
+    uint8_t *slab_used;                      /* [entry][slabs_max]: some listed slot lies in it */
+    uint64_t *offsets;                       /* [entry][max(pages_max, slabs_max)] of the current layer */
     uint32_t offsets_max;
 };
 
@@ -100,8 +100,8 @@ int tables_phase(struct tables *t, enum tables_phase phase, struct err *err)
     struct table_header head;
     memcpy(&head, view.base, sizeof head);
     if (head.step != t->record->step || head.resident_version != t->record->resident_version)
-        return err_set(err, -EPROTO, "tables: found step %u and resident set %u, expected step %u and set %u", head.step,
-                       head.resident_version, t->record->step, t->record->resident_version);
+        return err_set(err, -EPROTO, "tables: found step %u and resident set %u, expected step %u and set %u",
+                       head.step, head.resident_version, t->record->step, t->record->resident_version);
     t->offloaded = 0;
     for (uint32_t l = 0; l < t->layout.layers; l++) {
         t->resident[l] = head.resident[l];
@@ -188,7 +188,8 @@ static void load_lists(struct tables *t, uint32_t phase, uint32_t group)
 /* Whether [offset, offset + bytes) lies in device memory, where a page or slab may begin. */
 static int inside(const struct tables *t, uint64_t offset, uint64_t bytes)
 {
-    return offset % OFFSET_ALIGN == 0 && bytes <= t->header.device_bytes && offset <= t->header.device_bytes - bytes;
+    return offset % OFFSET_ALIGN == 0 && bytes <= t->header.device_bytes &&
+           offset <= t->header.device_bytes - bytes;
 }
 
 static void aim_pages(struct tables *t, const struct table_view *view, uint32_t entry, uint32_t layer,

@@ -21,13 +21,13 @@ enum tables_phase { TABLES_PHASE_EARLY = 0, TABLES_PHASE_LATE = 1 };
 struct tables *tables_create(const struct kv_layout *layout, struct control_header *control, uint8_t *device);
 void tables_free(struct tables **tables);
 
-/* Begins with the record of a posted step, DENSE or SPARSE: the decoder's own copy, not the one in the segment. It
- * must stay as it is until the step's end. */
+/* Begins with the record of a posted step, DENSE or SPARSE: the decoder's own copy, not the one in the
+ * segment. It must stay as it is until the step's end. */
 void tables_begin(struct tables *t, const struct step_record *record);
 
 /* Reads what a phase says of the step and of each entry; call when its flag was reached, before the first
- * layer that uses it. -EPROTO when the table is of another step or version. Entries that the store dropped, or of
- * whose numbers one is out of range, are dropped: see tables_status. */
+ * layer that uses it. -EPROTO when the table is of another step or version. Entries that the store dropped,
+ * or of whose numbers one is out of range, are dropped: see tables_status. */
 int tables_phase(struct tables *t, enum tables_phase phase, struct err *err);
 
 /* Fills what forward_run wants for one layer; its phase has been read. Layers in ascending order. */

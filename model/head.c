@@ -1,6 +1,6 @@
 /* Reads, checks and writes retrieval heads. struct head owns the mapped file and copies of tensors that lie
- * unaligned in it; it is built by one thread, then read only. One table of fields serves reading, checking and
- * writing. Nothing here computes: the weights are handed out where they are mapped. */
+ * unaligned in it; it is built by one thread, then read only. One table of fields serves reading, checking
+ * and writing. Nothing here computes: the weights are handed out where they are mapped. */
 #include "model/head.h"
 
 #include <errno.h>

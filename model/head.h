@@ -49,9 +49,10 @@ struct head_group {
 
 struct head;
 
-/* Opens and checks the file, on its own and against `model`; with model NULL only on its own (to look at it).
- * 0; an errno of the system; -EBADMSG for a damaged file, -ENOTSUP for a sound one that this program does not
- * run, -EXDEV for a head of another model or tokenizer. `err`: one line "file: field: found X, expected Y". */
+/* Opens and checks the file, on its own and against `model`; with model NULL only on its own (to look at
+ * it). 0; an errno of the system; -EBADMSG for a damaged file, -ENOTSUP for a sound one that this program
+ * does not run, -EXDEV for a head of another model or tokenizer. `err`: one line "file: field: found X,
+ * expected Y". */
 int head_open(const char *path, const struct model *model, struct head **ret_head, struct err *err);
 void head_free(struct head **head);
 
@@ -63,16 +64,17 @@ const char *head_pool_name(enum head_pool pool); /* "max", "mean" */
 /* Names the head for caches and peers: all metadata that is used, and all weights. */
 struct hash128 head_fingerprint(const struct head *head);
 
-/* The rotation in force for `context` positions: as trained up to trained_context; beyond it YaRN by the factor
- * context / trained_context, rounded up (on top of the head's own YaRN, if it has one). -ENOTSUP for a head of
- * linear scaling, for which no such stretch is defined. */
+/* The rotation in force for `context` positions: as trained up to trained_context; beyond it YaRN by the
+ * factor context / trained_context, rounded up (on top of the head's own YaRN, if it has one). -ENOTSUP for
+ * a head of linear scaling, for which no such stretch is defined. */
 int head_rope(const struct head *head, uint32_t context, struct model_rope *ret_rope, struct err *err);
 
-/* "none (base 10000, 64 dimensions)", "yarn (factor 4 over 2048 positions, ...)": for logs and status. */
+/* "none, base 10000, 64 dimensions, ...", "yarn, factor 4 over 2048 positions, ...": for logs and status. */
 void head_rope_text(const struct model_rope *rope, char *ret_text, size_t bytes);
 
-/* Writes path atomically. rope.freq_factors may be NULL. A group's norm is written of its own where it differs
- * from that of group 0. Errors as safetensors_write, and -EBADMSG for a config that head_open would refuse. */
+/* Writes path atomically. rope.freq_factors may be NULL. A group's norm is written of its own where it
+ * differs from that of group 0. Errors as safetensors_write, and -EBADMSG for a config that head_open would
+ * refuse. */
 int head_write(const char *path, const struct head_config *config, const struct head_group *groups,
                struct err *err);
 

@@ -9,7 +9,8 @@
 #include "model/gguf.h"
 
 /* More than any real vocabulary; ids must leave room for marks. */
-#define TOKENS_MAX (UINT32_C(1) << 24)
+#define TOKENS_MAX     (UINT32_C(1) << 24)
+#define TEXT_BYTES_MAX 8193 /* of a token or a merge; bounds what building a tokenizer costs */
 
 static int read_texts(const struct gguf *g, const char *key, struct name **ret, uint32_t *ret_count,
                       struct err *err)
@@ -23,11 +24,15 @@ static int read_texts(const struct gguf *g, const char *key, struct name **ret, 
                        gguf_path(g), key, array.count, TOKENS_MAX);
     struct name *texts = mem_alloc(array.count, sizeof *texts);
     const uint8_t *cursor = array.data;
-    for (uint64_t i = 0; i < array.count; i++)
+    for (uint64_t i = 0; i < array.count && !rc; i++) {
         texts[i] = gguf_array_next(&cursor);
-    *ret = texts;
+        if (texts[i].bytes > TEXT_BYTES_MAX)
+            rc = err_set(err, -EBADMSG, "%s: %s: entry %" PRIu64 ": found %zu bytes, expected at most %d",
+                         gguf_path(g), key, i, texts[i].bytes, TEXT_BYTES_MAX);
+    }
+    *ret = texts; /* the caller's to free, also on failure */
     *ret_count = (uint32_t)array.count;
-    return 0;
+    return rc;
 }
 
 static int check_count(const struct gguf *g, const char *key, uint64_t found, uint32_t expected,

@@ -1,6 +1,6 @@
-/* The life of the retriever: options, model and head, threads, sockets, loop, end. The main thread is the loop
- * thread. It must end with a line that says why, when it cannot begin, and never serve with another head, or
- * another rotation of it, than it says. */
+/* The life of the retriever: options, model and head, threads, sockets, loop, end. The main thread is the
+ * loop thread. It must end with a line that says why, when it cannot begin, and never serve with another
+ * head, or another rotation of it, than it says. */
 #include "retriever/daemon.h"
 
 #include <inttypes.h>
@@ -144,9 +144,6 @@ static int start(struct daemon *d, struct err *err)
 
 static void end(struct daemon *d)
 {
-    struct selection_stats t = {0};
-    if (d->worker)
-        worker_stats(d->worker, &t);
     serve_free(&d->serve);
     worker_free(&d->worker);
     selection_free(&d->selection);
@@ -155,6 +152,12 @@ static void end(struct daemon *d)
     model_free(&d->model);
     if (d->orphaned)
         runtime_remove(d->options.runtime);
+}
+
+static void log_work(struct daemon *d)
+{
+    struct selection_stats t;
+    worker_stats(d->worker, &t);
     log_info("end: steps=%" PRIu64 " tokens=%" PRIu64 " selections=%" PRIu64 " refused=%" PRIu64, t.steps,
              t.tokens, t.selections, t.refused);
 }
@@ -178,6 +181,7 @@ int retriever_main(int argc, char **argv)
         sd_notify(0, "READY=1\nSTATUS=serving");
         code = loop_run(d.loop);
         sd_notify(0, "STOPPING=1\nSTATUS=ending");
+        log_work(&d);
     }
     end(&d);
     return code;

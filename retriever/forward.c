@@ -1,5 +1,6 @@
-/* The retrieval head's projections; see forward.h. Owner: the thread that owns the compute object. All buffers
- * are made once, for a tile of tokens and the most queries: memory does not depend on the context. */
+/* The retrieval head's projections; see forward.h. Owner: the thread that owns the compute object. All
+ * buffers are made once, for a tile of tokens and the most queries: memory does not depend on the context.
+ * */
 #include "retriever/forward.h"
 
 #include <errno.h>

@@ -1,5 +1,5 @@
-/* The K cache of one sequence: rotated keys of every position so far, in 16 bit, for each layer group. It grows
- * by chunks, so that nothing is ever copied and a sequence costs what its length needs. */
+/* The K cache of one sequence: rotated keys of every position so far, in 16 bit, for each layer group. It
+ * grows by chunks, so that nothing is ever copied and a sequence costs what its length needs. */
 #ifndef RETRIEVER_KEYS_H
 #define RETRIEVER_KEYS_H
 

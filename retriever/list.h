@@ -13,8 +13,8 @@ struct list {
 void list_reserve(struct list *list, uint32_t room);
 void list_free(struct list *list); /* accepts a zeroed list; leaves one */
 
-/* added = now without before, removed = before without now; both ascending, as the inputs are. `added` must have
- * room for now->count, `removed` for before->count. */
+/* added = now without before, removed = before without now; both ascending, as the inputs are. `added` must
+ * have room for now->count, `removed` for before->count. */
 void list_difference(struct list *added, struct list *removed, const struct list *now,
                      const struct list *before);
 

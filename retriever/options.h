@@ -17,8 +17,8 @@ struct options {
     uint32_t sequences;
 };
 
-/* Fills `options` from defaults and argv (borrowed). Returns -1 to go on, or the exit code to end with: 0 after
- * --help, 2 for a mistake (said on stderr). */
+/* Fills `options` from defaults and argv (borrowed). Returns -1 to go on, or the exit code to end with: 0
+ * after --help, 2 for a mistake (said on stderr). */
 int options_parse(int argc, char **argv, struct options *options);
 
 #endif

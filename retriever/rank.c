@@ -1,8 +1,8 @@
 /* Scores and selects; see rank.h. Owner: the thread that owns the compute object.
  *
- * Many items are spread over the threads, one item a thread, each with a single-threaded compute object of its
- * own; few items are done one after another, with all threads inside each. Operators give the same bits either
- * way, and everything after them is done head by head in a fixed order. */
+ * Many items are spread over the threads, one item a thread, each with a single-threaded compute object of
+ * its own; few items are done one after another, with all threads inside each. Operators give the same bits
+ * either way, and everything after them is done head by head in a fixed order. */
 #include "retriever/rank.h"
 
 #include <math.h>

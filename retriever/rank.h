@@ -11,14 +11,15 @@
 
 struct rank;
 
-/* For up to `context` keys. `compute` is borrowed; further ones are made so that each of its threads can work on
- * an item of its own. Memory: one [kv_heads][context] of weights and one [context] of scratch a thread. */
+/* For up to `context` keys. `compute` is borrowed; further ones are made so that each of its threads can
+ * work on an item of its own. Memory: one [kv_heads][context] of weights and one [context] of scratch a
+ * thread. */
 int rank_create(const struct head_config *head, enum head_pool pool, uint32_t context, int threads,
                 enum compute_isa isa, struct compute *compute, struct rank **ret_rank, struct err *err);
 void rank_free(struct rank **rank);
 
-/* One (sequence, layer group). Pointers lead to [kv_heads] of what they name. The lists' room is the caller's:
- * min(k, limit - sinks) for now and added, before[h].count for removed. */
+/* One (sequence, layer group). Pointers lead to [kv_heads] of what they name. The lists' room is the
+ * caller's: min(k, limit - sinks) for now and added, before[h].count for removed. */
 struct rank_item {
     struct key_view keys; /* of positions 0 .. t, where t is the token that q was made from */
     const float *q;       /* [q_heads][head_dim] */

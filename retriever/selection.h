@@ -66,9 +66,10 @@ struct selection_result {
     uint32_t refusal_count, refusal_room;
 };
 
-/* Appends keys of all tokens and makes the selections asked for. An entry that does not fit what is known of its
- * sequence (unknown, not the next position, past its capacity, token out of the vocabulary, named twice) is
- * refused by itself and changes nothing; so is a selection whose weights are not finite (its keys stay). */
+/* Appends keys of all tokens and makes the selections asked for. An entry that does not fit what is known
+ * of its sequence (unknown, not the next position, past its capacity, token out of the vocabulary, named
+ * twice) is refused by itself and changes nothing; so is a selection whose weights are not finite (its keys
+ * stay). */
 void selection_step(struct selection *selection, uint32_t step, const struct msg_step *msg,
                     struct selection_result *result);
 

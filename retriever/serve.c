@@ -1,8 +1,9 @@
 /* Sockets and peers of the retriever; see serve.h. Owner: the loop thread, which blocks in epoll only.
  *
- * It passes the decoder's messages to the worker and the worker's answers to the store. One decoder at a time:
- * a new one, or the same one greeting anew, voids all that was opened before. Answers that the store cannot take
- * yet wait here, in order; when the store is lost they are void, and sets are sent whole to the next one. */
+ * It passes the decoder's messages to the worker and the worker's answers to the store. One decoder at a
+ * time: a new one, or the same one greeting anew, voids all that was opened before. Answers that the store
+ * cannot take yet wait here, in order; when the store is lost they are void, and sets are sent whole to the
+ * next one. */
 #include "retriever/serve.h"
 
 #include <errno.h>
@@ -42,9 +43,30 @@ struct serve {
 
 static void send_pending(void *arg);
 
+static void send_error(struct serve *s, uint64_t id, int code, const char *text)
+{
+    struct msg msg = {.kind = MSG_ERROR, .id = id, .error = {.code = code}};
+    snprintf(msg.error.text, sizeof msg.error.text, "%s", text);
+    log_debug("refused: id=%" PRIu64 " %s", id, text);
+    if (s->decoder && bus_reply(s->server, s->decoder, &msg) < 0)
+        log_warn("refusal not delivered: id=%" PRIu64 " %s", id, text);
+}
+
 /* ---- to the worker ---- */
 
-/* Takes msg's memory. A task that finds no room is answered with ERROR. */
+/* Of a message that the worker has no room for. An ERROR about a step has the id of the sequence, since a
+ * step is of many and each is refused by itself. */
+static void refuse_task(struct serve *s, const struct msg *msg)
+{
+    static const char text[] = "the retriever has too much to do";
+    s->refused_tasks++;
+    if (msg->kind == MSG_OPEN)
+        send_error(s, msg->id, -EAGAIN, text);
+    for (uint32_t i = 0; msg->kind == MSG_STEP && i < msg->step.entry_count; i++)
+        send_error(s, msg->step.entries[i].sequence, -EAGAIN, text);
+}
+
+/* Takes msg's memory. */
 static void put_task(struct serve *s, enum worker_kind kind, struct msg *msg)
 {
     struct worker_task *task = mem_alloc(1, sizeof *task);
@@ -56,13 +78,7 @@ static void put_task(struct serve *s, enum worker_kind kind, struct msg *msg)
     }
     if (worker_put(s->worker, task) == 0)
         return;
-    s->refused_tasks++;
-    if (s->decoder && msg && msg->kind != MSG_RESELECT) {
-        struct msg error = {.kind = MSG_ERROR, .id = task->msg.id, .error = {.code = -EAGAIN}};
-        snprintf(error.error.text, sizeof error.error.text, "%s: the retriever has too much to do",
-                 msg_kind_name(msg->kind));
-        bus_reply(s->server, s->decoder, &error);
-    }
+    refuse_task(s, &task->msg);
     worker_task_free(&task);
 }
 
@@ -72,7 +88,7 @@ static void drop_decoder(struct serve *s)
 {
     s->decoder = NULL;
     s->decoder_number++;
-    put_task(s, WORKER_CLOSE_ALL, NULL);
+    put_task(s, WORKER_NEW_DECODER, NULL);
 }
 
 static int check_hash(const char *what, struct hash128 found, struct hash128 expected, struct err *err)
@@ -156,19 +172,13 @@ static void on_message(void *arg, struct bus_peer *peer, struct msg *msg)
 
 static void send_refusals(struct serve *s, const struct worker_answer *answer)
 {
-    if (!s->decoder || answer->decoder != s->decoder_number)
-        return;
     const struct selection_result *r = &answer->result;
-    uint32_t count = answer->err.code ? 1 : r->refusal_count;
-    for (uint32_t i = 0; i < count; i++) {
-        int code = answer->err.code ? answer->err.code : r->refusals[i].code;
-        const char *text = answer->err.code ? answer->err.text : r->refusals[i].text;
-        struct msg error = {.kind = MSG_ERROR, .id = answer->id, .error = {.code = code}};
-        snprintf(error.error.text, sizeof error.error.text, "%s", text);
-        if (bus_reply(s->server, s->decoder, &error) < 0)
-            log_warn("refusal not delivered: %s", text);
-        log_debug("refused: id=%" PRIu64 " %s", answer->id, text);
-    }
+    if (answer->decoder != s->decoder_number)
+        return;
+    if (answer->err.code)
+        send_error(s, answer->id, answer->err.code, answer->err.text);
+    for (uint32_t i = 0; i < r->refusal_count; i++)
+        send_error(s, r->refusals[i].sequence, r->refusals[i].code, r->refusals[i].text);
 }
 
 /* ---- the store ---- */

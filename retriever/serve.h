@@ -19,8 +19,9 @@ struct serve_identity {
 
 struct serve;
 
-/* Binds retriever.sock in `runtime` and starts to greet kvstore.sock there (which may come later). `worker` and
- * `loop` are borrowed. The loop is stopped with 0 after DRAIN, with 1 when the store refuses this retriever. */
+/* Binds retriever.sock in `runtime` and starts to greet kvstore.sock there (which may come later). `worker`
+ * and `loop` are borrowed. The loop is stopped with 0 after DRAIN, with 1 when the store refuses this
+ * retriever. */
 int serve_create(struct loop *loop, struct worker *worker, const struct serve_identity *identity,
                  const char *runtime, struct serve **ret_serve, struct err *err);
 void serve_free(struct serve **serve);

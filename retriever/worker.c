@@ -1,8 +1,8 @@
 /* The worker thread; see worker.h.
  *
- * It alone touches the selection (head, keys, sets) and may block on its mailbox only, which wakes it once a
- * second at the latest. Answers travel as pointers; their buffers come back and are used again, so that a step
- * in full flow allocates nothing. */
+ * It alone touches the selection (head, keys, sets) and may block on its mailbox only, which wakes it once
+ * a second at the latest. Answers travel as pointers; their buffers come back and are used again, so that a
+ * step in full flow allocates nothing. */
 #include "retriever/worker.h"
 
 #include <errno.h>
@@ -20,6 +20,7 @@ enum { TASKS = 1024, ANSWERS = 1024, SPARES = 8 };
 struct worker {
     pthread_t thread;
     struct selection *selection;
+    uint64_t decoder; /* whose sequences are open */
     struct mailbox *tasks, *answers, *spares;
     atomic_bool stopping;
     pthread_mutex_t mutex; /* guards stats */
@@ -80,11 +81,14 @@ static int take_message(struct worker *w, const struct msg *msg, struct worker_a
 
 static int take_task(struct worker *w, const struct worker_task *task, struct worker_answer *answer)
 {
+    if (task->decoder != w->decoder) { /* also when there was no room for the task that says so */
+        selection_close_all(w->selection);
+        w->decoder = task->decoder;
+    }
     answer->decoder = task->decoder;
     answer->id = task->msg.id;
     switch (task->kind) {
-    case WORKER_CLOSE_ALL:
-        selection_close_all(w->selection);
+    case WORKER_NEW_DECODER:
         return 0;
     case WORKER_FORGET:
         selection_forget_sent(w->selection);
@@ -118,13 +122,14 @@ static void *run(void *arg)
             continue;
         if (!answer)
             answer = spare_answer(w);
-        if (take_task(w, task, answer)) {
+        int said = take_task(w, task, answer);
+        publish_stats(w); /* before the answer: whoever has seen it finds it counted */
+        if (said) {
             if (mailbox_put(w->answers, answer) < 0)
                 lose_answer(w, answer);
             else
                 answer = NULL;
         }
-        publish_stats(w);
         worker_task_free(&task);
     }
     if (answer)

@@ -11,14 +11,14 @@
 struct worker;
 
 enum worker_kind {
-    WORKER_MESSAGE,   /* OPEN, CLOSE, STEP or RESELECT, in `msg` */
-    WORKER_CLOSE_ALL, /* the decoder that opened the sequences is gone */
-    WORKER_FORGET,    /* whoever got the sets is gone: send whole ones next */
+    WORKER_MESSAGE,     /* OPEN, CLOSE, STEP or RESELECT, in `msg` */
+    WORKER_NEW_DECODER, /* the decoder that opened the sequences is gone; `decoder` has another number */
+    WORKER_FORGET,      /* whoever got the sets is gone: send whole ones next */
 };
 
 struct worker_task {
     enum worker_kind kind;
-    uint64_t decoder; /* number of the decoder's life that it comes from: handed through */
+    uint64_t decoder; /* number of the decoder's life; sequences of an earlier one are closed */
     struct msg msg;   /* owned; its memory is released with the task */
 };
 

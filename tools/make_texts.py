@@ -29,6 +29,8 @@ DATA = "./usr/lib/R/site-library/janeaustenr/data/Rdata"
 # Chapter numbers are as printed in the book.
 DEMO = {"novel": "sensesensibility", "chapters": (4, 6)}
 DEMO_QUESTION = "What is the name of the house where the Dashwoods go to live?"
+# What SmolLM2-135M-Instruct answers with the whole document in its context; see text/README.md.
+DEMO_ANSWER = "The house where the Dashwoods go to live is Barton Cottage."
 TEACHER = {"novel": "persuasion", "chapters": (1, 1), "bytes_max": 5600}
 
 # Different lengths, first words and tasks, so that sessions which run together share no prefix beyond
@@ -181,6 +183,7 @@ def texts_make(novels):
     out = {
         "demo/document.txt": demo,
         "demo/question.txt": DEMO_QUESTION + "\n",
+        "demo/answer.txt": DEMO_ANSWER + "\n",
         "text/teacher.txt": "\n\n".join(teacher) + "\n",
         "prompts32.jsonl": prompts,
     }

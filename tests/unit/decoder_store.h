@@ -1,6 +1,6 @@
-/* A store for tests of the decoder: a thread behind a control segment that grants pages and slots out of plain
- * memory and lists every position, so that sparse steps must give what dense ones give. It can be told to
- * misbehave. Header only, included by one test. */
+/* A store for tests of the decoder: a thread behind a control segment that grants pages and slots and lists
+ * every position, so that sparse steps must give what dense ones give. It can be told to misbehave. Header
+ * only, included by one test. */
 #ifndef TESTS_UNIT_DECODER_STORE_H
 #define TESTS_UNIT_DECODER_STORE_H
 
@@ -8,23 +8,22 @@
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "base/alloc.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "link/flag.h"
+#include "link/segment.h"
 #include "proto/control.h"
 
 enum { STORE_SEQUENCES = 4, STORE_CONTEXT = 256 };
 
 enum store_fault {
     STORE_SOUND,
-    STORE_DROPS,       /* table_sequence.status of one sequence */
-    STORE_BAD_PAGE,    /* a page outside of device memory */
-    STORE_BAD_SLOT,    /* a slot that does not exist */
+    STORE_DROPS,    /* table_sequence.status of one sequence */
+    STORE_BAD_PAGE, /* a page outside of device memory */
+    STORE_BAD_SLOT, /* a slot that does not exist */
     STORE_BAD_SLAB,
     STORE_BAD_LIST,    /* a position that is not there yet */
     STORE_LONG_LIST,   /* more than list_max */
@@ -34,6 +33,7 @@ enum store_fault {
 
 struct store {
     struct kv_layout layout;
+    struct segment control_segment, device_segment;
     struct control_header *control;
     uint8_t *device;
     uint64_t slots_at; /* of the slabs, behind the pages */
@@ -43,7 +43,7 @@ struct store {
     atomic_uint offloaded_from; /* first layer without pages in sparse steps */
     atomic_int fault;
     atomic_uint fault_sequence;
-    atomic_uint seen;           /* steps looked at */
+    atomic_uint seen; /* steps looked at */
     uint32_t next;
 };
 
@@ -60,13 +60,15 @@ static uint64_t store_slab(const struct store *s, uint32_t sequence, uint32_t la
     return s->slots_at + number * s->control->slab_bytes;
 }
 
-static uint8_t *store_in_page(const struct store *s, uint32_t sequence, uint32_t layer, uint32_t head, uint32_t position)
+static uint8_t *store_in_page(const struct store *s, uint32_t sequence, uint32_t layer, uint32_t head,
+                              uint32_t position)
 {
     return s->device + store_page(s, sequence, layer, position / BLOCK_TOKENS) +
            ((uint64_t)head * BLOCK_TOKENS + position % BLOCK_TOKENS) * s->layout.piece_bytes;
 }
 
-static uint8_t *store_in_slot(const struct store *s, uint32_t sequence, uint32_t layer, uint32_t head, uint32_t slot)
+static uint8_t *store_in_slot(const struct store *s, uint32_t sequence, uint32_t layer, uint32_t head,
+                              uint32_t slot)
 {
     uint32_t unit = head * s->control->slots + slot, slab = unit / s->control->units_per_slab;
     return s->device + store_slab(s, sequence, layer, slab) +
@@ -92,7 +94,8 @@ static void store_lists(struct store *s, struct table_view *v, const struct step
         for (uint32_t g = 0; g < s->layout.groups; g++)
             for (uint32_t h = 0; h < s->layout.row_heads; h++) {
                 uint64_t list = table_list_index(v, phase, e->sequence, g, h);
-                *table_count_at(v, list) = fault == STORE_LONG_LIST ? s->control->list_max + 1 : e->position + 1;
+                *table_count_at(v, list) =
+                    fault == STORE_LONG_LIST ? s->control->list_max + 1 : e->position + 1;
                 for (uint32_t p = 0; p <= e->position; p++) {
                     table_positions_at(v, list)[p] = p;
                     table_slots_at(v, list)[p] = store_slot(s, p);
@@ -198,12 +201,12 @@ static void *store_main(void *arg)
     return NULL;
 }
 
-static void store_start(struct store *s, const struct kv_layout *layout)
+static void store_start(struct store *s, const struct kv_layout *layout, uint64_t decoder_epoch)
 {
     memset(s, 0, sizeof *s);
     s->layout = *layout;
     struct control_params params = {.store_epoch = 1,
-                                    .decoder_epoch = 2,
+                                    .decoder_epoch = decoder_epoch,
                                     .sequences_max = STORE_SEQUENCES,
                                     .list_max = STORE_CONTEXT,
                                     .slots = STORE_CONTEXT + 3,
@@ -214,10 +217,12 @@ static void store_start(struct store *s, const struct kv_layout *layout)
     s->slots_at = pairs * (STORE_CONTEXT / BLOCK_TOKENS) * trial.page_bytes;
     params.device_bytes = s->slots_at + pairs * trial.slabs_max * trial.slab_bytes;
     control_header_init(&trial, layout, &params);
-    s->control = mem_alloc_aligned(1, (size_t)trial.total_bytes);
+    CHECK(segment_create("test-control", trial.total_bytes, &s->control_segment, NULL) == 0);
+    CHECK(segment_create("test-device", params.device_bytes, &s->device_segment, NULL) == 0);
+    s->control = s->control_segment.at;
+    s->device = s->device_segment.at;
     memcpy(s->control, &trial, sizeof trial);
     CHECK(control_header_check(s->control, layout, trial.total_bytes, NULL) == 0);
-    s->device = mem_alloc_aligned(1, (size_t)params.device_bytes);
     memset(s->device, 0xff, (size_t)params.device_bytes);
     s->next = params.first_step;
     atomic_store(&s->offloaded_from, layout->layers);
@@ -232,8 +237,8 @@ static void store_stop(struct store *s)
     doorbell_ring(s->bell);
     pthread_join(s->thread, NULL);
     close(s->bell);
-    mem_free(&s->control);
-    mem_free(&s->device);
+    segment_close(&s->control_segment);
+    segment_close(&s->device_segment);
 }
 
 #endif

@@ -18,7 +18,6 @@
 #include "proto/limits.h"
 
 #define SMOLLM2 "models/SmolLM2-135M-Instruct.Q4_1.gguf"
-#define GOLDEN  "tests/vectors/golden_smollm2_q4_1.bin"
 #define STORIES "../shared/tiny-model/stories260K.gguf"
 
 enum { CHUNK_MAX = 256, BATCH = 4 };
@@ -37,7 +36,8 @@ static void pages_init(struct pages *p, const struct model_config *c, uint32_t p
     p->config = c;
     p->pages = (positions + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
     p->piece_bytes = 2 * c->head_dim * 2;
-    uint64_t bytes = (uint64_t)BLOCK_TOKENS * c->kv_heads * p->piece_bytes, count = (uint64_t)c->layers * p->pages;
+    uint64_t bytes = (uint64_t)BLOCK_TOKENS * c->kv_heads * p->piece_bytes,
+             count = (uint64_t)c->layers * p->pages;
     p->base = mem_alloc_aligned((size_t)count, (size_t)bytes);
     memset(p->base, 0xff, (size_t)(count * bytes)); /* NaN: what was never written must not be read */
     p->at = mem_alloc((size_t)count, sizeof *p->at);
@@ -129,12 +129,17 @@ struct bench {
     const struct model_config *config;
 };
 
+static void need(const char *path)
+{
+    if (access(path, R_OK) == 0)
+        return;
+    print_message("[  SKIPPED ] %s is not there\n", path);
+    skip();
+}
+
 static void bench_open(struct bench *b, const char *path, int threads)
 {
-    if (access(path, R_OK) != 0) {
-        print_message("[  SKIPPED ] %s is not there\n", path);
-        skip();
-    }
+    need(path);
     struct err err = {0};
     if (model_open(path, &b->model, &err) < 0)
         fail_msg("%s", err.text);
@@ -162,8 +167,8 @@ static uint32_t *some_ids(const struct model_config *c, uint32_t count, uint32_t
 }
 
 /* Prefill in chunks; all logits go to `ret` [count][vocab], or only those of the last when it is NULL. */
-static void prefill(struct bench *b, const struct pages *pages, const uint32_t *ids, uint32_t count, uint32_t chunk,
-                    float *ret)
+static void prefill(struct bench *b, const struct pages *pages, const uint32_t *ids, uint32_t count,
+                    uint32_t chunk, float *ret)
 {
     size_t vocab = b->config->vocab;
     for (uint32_t at = 0; at < count; at += chunk) {
@@ -265,9 +270,10 @@ static void test_batch(void **state)
     check_batch(SMOLLM2, 4);
 }
 
-/* Copies the pieces of the listed positions into slots in an order that is not theirs; the last listed one is the
- * token's own and is left empty. */
-static void slots_init(struct slots *s, const struct pages *p, const struct attn_list *lists, uint32_t **ret_items)
+/* Copies the pieces of the listed positions into slots in an order that is not theirs; the last listed one
+ * is the token's own and is left empty. */
+static void slots_init(struct slots *s, const struct pages *p, const struct attn_list *lists,
+                       uint32_t **ret_items)
 {
     const struct model_config *c = p->config;
     uint32_t count = lists[0].count;
@@ -302,8 +308,8 @@ static void slots_free(struct slots *s)
     mem_free(&s->write);
 }
 
-/* One token at `position`, attending every `stride`-th position (other ones for each head) and its own. Lists of
- * positions must equal slots, and with stride 1 the identity. */
+/* One token at `position`, attending every `stride`-th position (other ones for each head) and its own.
+ * Lists of positions must equal slots, and with stride 1 the identity. */
 static void check_places_at(struct bench *b, const struct pages *pages, uint32_t id, uint32_t position,
                             uint32_t stride)
 {
@@ -325,7 +331,8 @@ static void check_places_at(struct bench *b, const struct pages *pages, uint32_t
         slot_lists[h] = (struct attn_list){count, in_slots + h * count};
     struct forward_entry entry = {&id, position, 1, 1};
     struct given_all paged = {.entry = {{.pages = pages, .lists = lists}}, .count = 1};
-    struct given_all slotted = {.entry = {{.pages = pages, .lists = slot_lists, .slots = &slots}}, .count = 1};
+    struct given_all slotted = {.entry = {{.pages = pages, .lists = slot_lists, .slots = &slots}},
+                                .count = 1};
     float *want = mem_alloc(1, row);
     run(b->forward, &entry, &paged);
     memcpy(want, forward_logits(b->forward, 0), row);
@@ -391,8 +398,9 @@ static void test_dropped(void **state)
     uint8_t *before = mem_alloc(1, bytes);
     memcpy(before, pages[1].base, bytes);
     struct forward_entry entries[3] = {{ids + 10, 10, 1, 1}, {ids + 10, 10, 1, 1}, {ids + 10, 10, 1, 1}};
-    struct given_all given = {.entry = {{.pages = &pages[0]}, {.pages = &pages[1], .dropped = 1}, {.pages = &pages[2]}},
-                              .count = 3};
+    struct given_all given = {
+        .entry = {{.pages = &pages[0]}, {.pages = &pages[1], .dropped = 1}, {.pages = &pages[2]}},
+        .count = 3};
     run(b.forward, entries, &given);
     assert_memory_equal(before, pages[1].base, bytes);
     assert_memory_equal(forward_logits(b.forward, 0), forward_logits(b.forward, 2), row);
@@ -430,24 +438,21 @@ static void test_source_error(void **state)
     bench_close(&b);
 }
 
-/* llama.cpp's logits of a text; tests/vectors/golden_smollm2_q4_1.md describes the files. */
+/* llama.cpp's logits of a text; tests/vectors/golden_smollm2_q4_1.md describes the format. */
 struct golden {
     uint8_t *file;
     uint32_t positions, top_k, vocab;
-    const double *lse;         /* [positions] log of the sum of exponentials */
-    const uint32_t *ids;       /* [positions + 1] */
-    const float *next;         /* [positions] logit of the id that follows */
-    const uint32_t *top_ids;   /* [positions][top_k] */
-    const float *top;          /* [positions][top_k], falling */
+    const double *lse;       /* [positions] log of the sum of exponentials */
+    const uint32_t *ids;     /* [positions + 1] */
+    const float *next;       /* [positions] logit of the id that follows */
+    const uint32_t *top_ids; /* [positions][top_k] */
+    const float *top;        /* [positions][top_k], falling */
 };
 
 static uint8_t *read_file(const char *path, size_t *ret_bytes)
 {
     FILE *f = fopen(path, "rb");
-    if (!f) {
-        print_message("[  SKIPPED ] %s is not there\n", path);
-        skip();
-    }
+    assert_non_null(f);
     assert_int_equal(fseek(f, 0, SEEK_END), 0);
     *ret_bytes = (size_t)ftell(f);
     rewind(f);
@@ -457,10 +462,10 @@ static uint8_t *read_file(const char *path, size_t *ret_bytes)
     return data;
 }
 
-static void golden_open(struct golden *g)
+static void golden_open(struct golden *g, const char *path)
 {
     size_t bytes;
-    g->file = read_file(GOLDEN, &bytes);
+    g->file = read_file(path, &bytes);
     uint32_t head[6];
     assert_true(bytes > 32 && !memcmp(g->file, "SCTXGLD", 8));
     memcpy(head, g->file + 8, sizeof head);
@@ -522,14 +527,18 @@ static void compare(struct figures *to, const struct golden *g, uint32_t p, cons
         to->gap_max = top[0] - chosen;
 }
 
-/* Teacher-forced, against llama.cpp's own run of the same file. */
-static void test_golden(void **state)
+struct bounds {
+    double ppl, agree, gap, kl;
+};
+
+/* Teacher-forced. */
+static void check_golden(const char *path, const struct bounds *bounds)
 {
-    (void)state;
     struct golden g;
     struct bench b;
+    need(path);
     bench_open(&b, SMOLLM2, 2);
-    golden_open(&g);
+    golden_open(&g, path);
     assert_int_equal(g.vocab, b.config->vocab);
     assert_true(g.positions >= 1000);
     struct pages pages;
@@ -544,25 +553,42 @@ static void test_golden(void **state)
             compare(&fig, &g, at + i, forward_logits(b.forward, i));
     }
     double n = fig.positions, ppl = exp(fig.loss / n), ppl_ref = exp(fig.loss_ref / n), agree = fig.agree / n;
-    print_message("%u positions: perplexity %.4f, llama.cpp %.4f (%+.3f %%); top-1 agreement %.4f, largest gap "
-                  "of a disagreement %.4f; mean KL %.3e\n",
-                  fig.positions, ppl, ppl_ref, 100 * (ppl / ppl_ref - 1), agree, fig.gap_max, fig.kl / n);
-    assert_true(fabs(ppl / ppl_ref - 1) <= 0.005);
-    assert_true(agree >= 0.98);
-    assert_true(fig.gap_max <= 0.5);
-    assert_true(fig.kl / n <= 1e-3);
+    print_message(
+        "%u positions: perplexity %.4f, llama.cpp %.4f (%+.3f %%); top-1 agreement %.4f, largest gap "
+        "of a disagreement %.4f; mean KL %.3e\n",
+        fig.positions, ppl, ppl_ref, 100 * (ppl / ppl_ref - 1), agree, fig.gap_max, fig.kl / n);
+    assert_true(fabs(ppl / ppl_ref - 1) <= bounds->ppl);
+    assert_true(agree >= bounds->agree);
+    assert_true(fig.gap_max <= bounds->gap);
+    assert_true(fig.kl / n <= bounds->kl);
     pages_free(&pages);
     mem_free(&g.file);
     bench_close(&b);
 }
 
+/* llama.cpp over the same weights written out as F32: there its activations are float32, as ours. */
+static void test_golden_f32(void **state)
+{
+    (void)state;
+    check_golden("tests/vectors/golden_smollm2_f32.bin", &(struct bounds){0.001, 0.995, 0.05, 1e-5});
+}
+
+/* llama.cpp over the quantized file itself, where it rounds activations to 8 bits. Its own batched and
+ * token-by-token runs differ by a mean KL of 2.5e-3 and at 3.8 % of the choices: nobody can come nearer. */
+static void test_golden_q4_1(void **state)
+{
+    (void)state;
+    check_golden("tests/vectors/golden_smollm2_q4_1.bin", &(struct bounds){0.01, 0.955, 0.5, 3e-3});
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_chunks_tiny), cmocka_unit_test(test_chunks),     cmocka_unit_test(test_batch_tiny),
-        cmocka_unit_test(test_batch),       cmocka_unit_test(test_places_tiny), cmocka_unit_test(test_places),
+        cmocka_unit_test(test_chunks_tiny), cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_batch_tiny),  cmocka_unit_test(test_batch),
+        cmocka_unit_test(test_places_tiny), cmocka_unit_test(test_places),
         cmocka_unit_test(test_dropped),     cmocka_unit_test(test_source_error),
-        cmocka_unit_test(test_golden),
+        cmocka_unit_test(test_golden_f32),  cmocka_unit_test(test_golden_q4_1),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

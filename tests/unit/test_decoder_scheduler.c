@@ -1,5 +1,5 @@
-/* The scheduler over a store that runs as a thread of the test: what requests get must equal a plain greedy loop
- * over the forward pass; ends, refusals and faults must hit those whom they concern, and nobody else. */
+/* The scheduler over a store that runs as a thread of the test: what requests get must equal a plain greedy
+ * loop over the forward pass; ends, refusals and faults must hit those whom they concern, and nobody else. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "base/alloc.h"
 #include "decoder/scheduler.h"
 #include "tests/unit/decoder_store.h"
 
@@ -32,12 +33,12 @@ struct rig {
     struct stepper *stepper;
     struct scheduler *scheduler;
     uint8_t *eos;
-    struct result results[64]; /* by request */
+    struct result results[64];    /* by request */
     struct msg asked[EVENTS_MAX]; /* of the store, not answered yet */
     uint32_t asked_count;
     uint32_t index_used[STORE_SEQUENCES]; /* request, 0: free */
-    uint32_t told[64]; /* positions that the retriever has, by request */
-    uint32_t places;   /* sequences that the store takes */
+    uint32_t told[64];                    /* positions that the retriever has, by request */
+    uint32_t places;                      /* sequences that the store takes */
     uint32_t opened, closed, selects;
 };
 
@@ -129,7 +130,7 @@ static void rig_open(struct rig *g)
                                    .dtype = DTYPE_F16,
                                    .context_max = STORE_CONTEXT};
     layout_set_groups(&g->layout, 2);
-    store_start(&g->store, &g->layout);
+    store_start(&g->store, &g->layout, 2);
     struct step_attachment attachment = {g->layout, g->store.control, g->store.device, g->store.bell, 2};
     g->stepper = stepper_create(&attachment, g->forward);
     g->eos = mem_alloc(g->config->vocab, 1);
@@ -288,7 +289,8 @@ static void greedy(const struct rig *g, uint32_t seed, uint32_t prompt, uint32_t
     mem_free(&kv.at);
 }
 
-static void check_greedy(const struct rig *g, uint32_t request, uint32_t seed, uint32_t prompt, uint32_t count)
+static void check_greedy(const struct rig *g, uint32_t request, uint32_t seed, uint32_t prompt,
+                         uint32_t count)
 {
     uint32_t want[STORE_CONTEXT];
     const struct result *r = &g->results[request];
@@ -563,7 +565,8 @@ static void test_abort(void **state)
     rig_close(&g);
 }
 
-/* Selections are asked for each decoded token; with a set of the token before, for the prompt's last one too. */
+/* Selections are asked for each decoded token; with a set of the token before, for the prompt's last one
+ * too. */
 static void test_selects(void **state)
 {
     (void)state;
@@ -611,10 +614,12 @@ static void test_residents(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_mixture),  cmocka_unit_test(test_cancel),   cmocka_unit_test(test_no_room),
-        cmocka_unit_test(test_refusals), cmocka_unit_test(test_stop),     cmocka_unit_test(test_context_edges),
-        cmocka_unit_test(test_sampling), cmocka_unit_test(test_faults),   cmocka_unit_test(test_abort),
-        cmocka_unit_test(test_selects),  cmocka_unit_test(test_residents),
+        cmocka_unit_test(test_mixture),   cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_no_room),   cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_stop),      cmocka_unit_test(test_context_edges),
+        cmocka_unit_test(test_sampling),  cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_abort),     cmocka_unit_test(test_selects),
+        cmocka_unit_test(test_residents),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

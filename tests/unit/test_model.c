@@ -105,11 +105,10 @@ static void test_types_and_heads(void **state)
     }
 }
 
-/* Each key with a value out of range, or of a wrong type, or missing. */
-static void test_keys(void **state)
+/* Each size out of range, or at odds with the weights. */
+static void test_sizes(void **state)
 {
     (void)state;
-    struct ggufgen gen;
     const struct {
         size_t offset;
         uint32_t value;
@@ -132,11 +131,10 @@ static void test_keys(void **state)
         struct ggufgen_llama wrong = grouped;
         struct ggufgen head, body;
         memcpy((char *)&wrong + sizes[i].offset, &sizes[i].value, 4);
-        wrong.layers = wrong.layers > 100 ? 0 : wrong.layers; /* keys only */
         make(&body, &grouped);
         ggufgen_init(&head);
         ggufgen_string(&head, "general.architecture", "llama");
-        ggufgen_u32(&head, "llama.block_count", sizes[i].value == 1025 ? 1025 : wrong.layers);
+        ggufgen_u32(&head, "llama.block_count", wrong.layers);
         ggufgen_u32(&head, "llama.context_length", wrong.context);
         ggufgen_u32(&head, "llama.embedding_length", wrong.hidden);
         ggufgen_u32(&head, "llama.feed_forward_length", wrong.ffn);
@@ -152,6 +150,12 @@ static void test_keys(void **state)
         int code = strstr(sizes[i].words, "expected no such") ? -ENOTSUP : -EBADMSG;
         refuse(&body, code, sizes[i].words);
     }
+}
+
+static void test_keys(void **state)
+{
+    (void)state;
+    struct ggufgen gen;
     ggufgen_init(&gen);
     refuse(&gen, -EBADMSG, "general.architecture");
     ggufgen_init(&gen);
@@ -257,6 +261,19 @@ static void test_vocabulary(void **state)
     make(&gen, &grouped);
     ggufgen_u32(&gen, "llama.vocab_size", 41);
     refuse(&gen, -EBADMSG, "vocab_size: found 41, expected 40");
+}
+
+static void test_vocabulary_fields(void **state)
+{
+    (void)state;
+    struct ggufgen gen;
+    const char *tokens[41];
+    float scores[41] = {0};
+    int32_t types[41];
+    for (int i = 0; i < 41; i++) {
+        tokens[i] = "x";
+        types[i] = 1;
+    }
     const struct {
         const char *key;
         uint32_t id;
@@ -285,6 +302,15 @@ static void test_vocabulary(void **state)
     make(&gen, &grouped);
     ggufgen_string(&gen, "tokenizer.ggml.model", "llama");
     refuse(&gen, -EBADMSG, "tokenizer.ggml.tokens: found no such key");
+    char *huge = mem_alloc(9000, 1);
+    memset(huge, 'x', 8999);
+    tokens[3] = huge;
+    make(&gen, &grouped);
+    ggufgen_string(&gen, "tokenizer.ggml.model", "llama");
+    ggufgen_strings(&gen, "tokenizer.ggml.tokens", tokens, 40);
+    refuse(&gen, -EBADMSG, "entry 3: found 8999 bytes");
+    tokens[3] = "x";
+    mem_free(&huge);
     make(&gen, &grouped);
     types[7] = 9;
     ggufgen_string(&gen, "tokenizer.ggml.model", "llama");
@@ -474,10 +500,16 @@ static void test_real(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_types_and_heads), cmocka_unit_test(test_keys),
-        cmocka_unit_test(test_tensors),         cmocka_unit_test(test_vocabulary),
-        cmocka_unit_test(test_rope_keys),       cmocka_unit_test(test_rope_frequencies),
-        cmocka_unit_test(test_fingerprint),     cmocka_unit_test(test_real),
+        cmocka_unit_test(test_types_and_heads),
+        cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_keys),
+        cmocka_unit_test(test_tensors),
+        cmocka_unit_test(test_vocabulary),
+        cmocka_unit_test(test_vocabulary_fields),
+        cmocka_unit_test(test_rope_keys),
+        cmocka_unit_test(test_rope_frequencies),
+        cmocka_unit_test(test_fingerprint),
+        cmocka_unit_test(test_real),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

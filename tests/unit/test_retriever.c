@@ -1,5 +1,5 @@
 /* The retriever without its sockets: what is selected, against a plain reference; differences; refusals. */
-#include "tests/unit/retriever_rig.h"
+#include "tests/unit/retriever_reference.h"
 
 #include <errno.h>
 
