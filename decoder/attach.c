@@ -26,7 +26,7 @@ int attach_ask(struct attach *a, const char *path, uint64_t epoch, struct err *e
     if (r < 0)
         return r;
     struct fdpass_frame ask = {
-        .magic = FDPASS_MAGIC, .kind = FDPASS_ASK, .epoch = epoch, .role = ROLE_DECODER};
+        .kind = FDPASS_ASK, .epoch = epoch, .role = ROLE_DECODER};
     return fdpass_send(a->connection, &ask, NULL, err);
 }
 

@@ -54,7 +54,7 @@ int arena_hold_ask(struct arena_hold *hold, const char *dir, uint64_t epoch, str
         return r;
     }
     struct fdpass_frame ask = {
-        .magic = FDPASS_MAGIC, .kind = FDPASS_ASK, .epoch = epoch, .role = ROLE_LAUNCH};
+        .kind = FDPASS_ASK, .epoch = epoch, .role = ROLE_LAUNCH};
     r = fdpass_send(hold->socket, &ask, NULL, err);
     if (!r)
         r = loop_add_fd(hold->loop, hold->socket, EPOLLIN, on_answer, hold);
