@@ -269,8 +269,8 @@ static int parse_metadata(struct gguf *g, struct cursor *c)
     }
     c->label.bytes = 0;
     g->alignment = 32;
-    int rc = gguf_u32(g, "general.alignment", &g->alignment, c->err);
-    if (rc < 0 && rc != -ENOENT)
+    int rc = gguf_has(g, "general.alignment") ? gguf_u32(g, "general.alignment", &g->alignment, c->err) : 0;
+    if (rc < 0)
         return rc;
     if (g->alignment < 8 || g->alignment > 1u << 20 || (g->alignment & (g->alignment - 1)))
         return err_set(c->err, -EBADMSG,
@@ -469,6 +469,15 @@ static int mismatch(const struct gguf *g, const char *key, const struct gguf_val
     bool array = v->type == GGUF_ARRAY;
     return err_set(err, -EBADMSG, "%s: %s: found %s%s, expected %s", g->file.path, key,
                    array ? "an array of " : "", types[array ? v->array.type : v->type].name, expected);
+}
+
+int gguf_required(int rc, struct err *err)
+{
+    if (rc != -ENOENT)
+        return rc;
+    if (err)
+        err->code = -EBADMSG;
+    return -EBADMSG;
 }
 
 bool gguf_has(const struct gguf *gguf, const char *key)

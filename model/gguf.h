@@ -56,6 +56,9 @@ int gguf_f32(const struct gguf *gguf, const char *key, float *ret, struct err *e
 int gguf_bool(const struct gguf *gguf, const char *key, bool *ret, struct err *err);
 int gguf_string(const struct gguf *gguf, const char *key, struct name *ret, struct err *err);
 
+/* For keys that must be there: what a getter returned, with -ENOENT turned into -EBADMSG (in `err` too). */
+int gguf_required(int rc, struct err *err);
+
 /* Arrays by key and element type: strings, 32-bit integers (signed or not), f32. */
 int gguf_strings(const struct gguf *gguf, const char *key, struct gguf_array *ret, struct err *err);
 int gguf_i32s(const struct gguf *gguf, const char *key, struct gguf_array *ret, struct err *err);

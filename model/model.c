@@ -12,17 +12,14 @@
 static int load(struct model *m, struct err *err)
 {
     struct name arch = {0};
-    int rc = gguf_string(m->gguf, "general.architecture", &arch, err);
+    int rc = gguf_required(gguf_string(m->gguf, "general.architecture", &arch, err), err);
     if (rc < 0)
-        return rc == -ENOENT
-                   ? err_set(err, -EBADMSG, "%s: general.architecture: found no such key, expected it",
-                             gguf_path(m->gguf))
-                   : rc;
+        return rc;
     if (!name_is(arch, "llama"))
         return err_set(err, -ENOTSUP, "%s: general.architecture: found \"%.*s\", expected \"llama\"",
                        gguf_path(m->gguf), (int)(arch.bytes < 60 ? arch.bytes : 60), arch.text);
     if ((rc = vocab_from_gguf(m->gguf, &m->vocab, err)) < 0)
-        return rc == -ENOENT ? err_set(err, -EBADMSG, "%s", err ? err->text : "") : rc;
+        return rc;
     return model_llama_load(m, err);
 }
 

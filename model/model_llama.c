@@ -51,12 +51,13 @@ static int read_optional(const struct model *m, const struct range *r, struct er
     return gguf_has(m->gguf, r->key) ? read_range(m, r, err) : 0;
 }
 
+/* *to keeps its default when the key is absent. */
 static int read_float(const struct model *m, const char *key, float most, float *to, struct err *err)
 {
     float value = 0;
+    if (!gguf_has(m->gguf, key))
+        return 0;
     int rc = gguf_f32(m->gguf, key, &value, err);
-    if (rc == -ENOENT)
-        return 0; /* *to keeps its default */
     if (rc < 0)
         return rc;
     if (!(value > 0 && value <= most))
@@ -80,7 +81,7 @@ static int read_sizes(struct model *m, struct err *err)
     int rc = 0;
     for (unsigned i = 0; i < sizeof required / sizeof *required; i++)
         if ((rc = read_range(m, &required[i], err)) < 0)
-            return rc == -ENOENT ? -EBADMSG : rc;
+            return gguf_required(rc, err);
     c->kv_heads = c->q_heads;
     c->head_dim = c->hidden / c->q_heads;
     const struct range optional[] = {
@@ -121,10 +122,11 @@ static int read_scaling(struct model *m, struct err *err)
     const struct gguf *g = m->gguf;
     const char *type_key = KEY("rope.scaling.type"), *factor_key = KEY("rope.scaling.factor");
     struct name type = {0};
-    int rc = gguf_string(g, type_key, &type, err);
-    if (rc < 0 && rc != -ENOENT)
+    bool said = gguf_has(g, type_key);
+    int rc = said ? gguf_string(g, type_key, &type, err) : 0;
+    if (rc < 0)
         return rc;
-    bool said = rc == 0, old = gguf_has(g, KEY("rope.scale_linear"));
+    bool old = gguf_has(g, KEY("rope.scale_linear"));
     if (old && (said || gguf_has(g, factor_key)))
         return refuse(m, err, -EBADMSG,
                       KEY("rope.scale_linear") ": found beside rope.scaling, expected one of them");
@@ -148,7 +150,7 @@ static int read_scaling(struct model *m, struct err *err)
         return 0;
     struct range original = {KEY("rope.scaling.original_context_length"), 1, 1u << 31, &r->original_context};
     if ((rc = read_range(m, &original, err)) < 0)
-        return rc == -ENOENT ? -EBADMSG : rc;
+        return gguf_required(rc, err);
     if ((rc = read_float(m, KEY("rope.scaling.attn_factor"), 1e4f, &r->attn_factor, err)) < 0 ||
         (rc = read_float(m, KEY("rope.scaling.yarn_attn_factor"), 1e4f, &r->attn_factor, err)) < 0 ||
         (rc = read_float(m, KEY("rope.scaling.yarn_beta_fast"), 1e6f, &r->beta_fast, err)) < 0)

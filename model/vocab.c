@@ -9,7 +9,8 @@
 #include "model/gguf.h"
 
 /* More than any real vocabulary; ids must leave room for marks. */
-#define TOKENS_MAX (UINT32_C(1) << 24)
+#define TOKENS_MAX     (UINT32_C(1) << 24)
+#define TEXT_BYTES_MAX 8193 /* of a token or a merge; bounds what building a tokenizer costs */
 
 static int read_texts(const struct gguf *g, const char *key, struct name **ret, uint32_t *ret_count,
                       struct err *err)
@@ -23,11 +24,15 @@ static int read_texts(const struct gguf *g, const char *key, struct name **ret, 
                        gguf_path(g), key, array.count, TOKENS_MAX);
     struct name *texts = mem_alloc(array.count, sizeof *texts);
     const uint8_t *cursor = array.data;
-    for (uint64_t i = 0; i < array.count; i++)
+    for (uint64_t i = 0; i < array.count && !rc; i++) {
         texts[i] = gguf_array_next(&cursor);
-    *ret = texts;
+        if (texts[i].bytes > TEXT_BYTES_MAX)
+            rc = err_set(err, -EBADMSG, "%s: %s: entry %" PRIu64 ": found %zu bytes, expected at most %d",
+                         gguf_path(g), key, i, texts[i].bytes, TEXT_BYTES_MAX);
+    }
+    *ret = texts; /* the caller's to free, also on failure */
     *ret_count = (uint32_t)array.count;
-    return 0;
+    return rc;
 }
 
 static int check_count(const struct gguf *g, const char *key, uint64_t found, uint32_t expected,
@@ -45,9 +50,9 @@ static int read_types(const struct gguf *g, struct vocab *v, struct err *err)
     struct gguf_array array = {0};
     v->types = mem_alloc(v->count, sizeof *v->types);
     memset(v->types, VOCAB_TYPE_NORMAL, v->count);
-    int rc = gguf_i32s(g, key, &array, err);
-    if (rc == -ENOENT)
+    if (!gguf_has(g, key))
         return 0;
+    int rc = gguf_i32s(g, key, &array, err);
     if (rc < 0 || (rc = check_count(g, key, array.count, v->count, err)) < 0)
         return rc;
     for (uint32_t i = 0; i < v->count; i++) {
@@ -82,9 +87,9 @@ static int read_id(const struct gguf *g, const char *key, uint32_t count, uint32
 {
     uint32_t id = 0;
     *ret = VOCAB_NO_TOKEN;
-    int rc = gguf_u32(g, key, &id, err);
-    if (rc == -ENOENT)
+    if (!gguf_has(g, key))
         return 0;
+    int rc = gguf_u32(g, key, &id, err);
     if (rc < 0)
         return rc;
     if (id >= count)
@@ -98,10 +103,12 @@ static int read_flag(const struct gguf *g, const char *key, enum vocab_flag *ret
 {
     bool yes = false;
     *ret = VOCAB_FLAG_UNSAID;
+    if (!gguf_has(g, key))
+        return 0;
     int rc = gguf_bool(g, key, &yes, err);
     if (!rc)
         *ret = yes ? VOCAB_FLAG_YES : VOCAB_FLAG_NO;
-    return rc == -ENOENT ? 0 : rc;
+    return rc;
 }
 
 static int read_marks(const struct gguf *g, struct vocab *v, struct err *err)
@@ -115,8 +122,8 @@ static int read_marks(const struct gguf *g, struct vocab *v, struct err *err)
         (rc = read_flag(g, "tokenizer.ggml.add_bos_token", &v->add_bos, err)) < 0 ||
         (rc = read_flag(g, "tokenizer.ggml.add_space_prefix", &v->add_space_prefix, err)) < 0)
         return rc;
-    rc = gguf_string(g, "tokenizer.chat_template", &v->chat_template, err);
-    return rc == -ENOENT ? 0 : rc;
+    const char *template_key = "tokenizer.chat_template";
+    return gguf_has(g, template_key) ? gguf_string(g, template_key, &v->chat_template, err) : 0;
 }
 
 static int read_kind(const struct gguf *g, struct vocab *v, struct err *err)
@@ -155,7 +162,7 @@ int vocab_from_gguf(const struct gguf *gguf, struct vocab **ret, struct err *err
     if (rc < 0)
         vocab_free(&v);
     *ret = v;
-    return rc;
+    return gguf_required(rc, err);
 }
 
 void vocab_free(struct vocab **vocab)
