@@ -91,11 +91,11 @@ static int encode_nfc(const struct tokenizer *t, struct name text, struct token_
 }
 
 /* Spaces stand as themselves in `raw`; U+2581 in the text means a space too, as SentencePiece has it. */
-static void encode_spm(const struct tokenizer *t, struct name text, struct token_buf *out)
+static void encode_spm(const struct tokenizer *t, struct name text, bool first, struct token_buf *out)
 {
     char *spaced = mem_alloc(text.bytes + 1, 1);
     size_t bytes = 0;
-    if (t->add_space)
+    if (t->add_space && (first || !t->vocab->space_first))
         spaced[bytes++] = ' ';
     for (size_t at = 0; at < text.bytes;) {
         bool space = text.bytes - at >= 3 && !memcmp(text.text + at, "\xe2\x96\x81", 3);
@@ -122,12 +122,14 @@ static void encode_spm(const struct tokenizer *t, struct name text, struct token
     mem_free(&spaced);
 }
 
-static int encode_plain(const struct tokenizer *t, struct name text, struct token_buf *out, struct err *err)
+/* `first`: no mark stands before the text. */
+static int encode_plain(const struct tokenizer *t, struct name text, bool first, struct token_buf *out,
+                        struct err *err)
 {
     if (text.bytes == 0)
         return 0;
     if (t->vocab->kind == VOCAB_KIND_SPM) {
-        encode_spm(t, text, out);
+        encode_spm(t, text, first, out);
         return 0;
     }
     return t->nfc && may_need_nfc(text) ? encode_nfc(t, text, out, err) : encode_bpe(t, text, out, err);
@@ -156,11 +158,12 @@ static int encode_marked(const struct tokenizer *t, const struct tokenizer_marks
             at++;
             continue;
         }
-        rc = encode_plain(t, (struct name){text.text + begin, at - begin}, out, err);
+        rc = encode_plain(t, (struct name){text.text + begin, at - begin}, begin == 0, out, err);
         token_buf_push(out, id);
         begin = at += t->raw[id].bytes;
     }
-    return rc ? rc : encode_plain(t, (struct name){text.text + begin, text.bytes - begin}, out, err);
+    struct name rest = {text.text + begin, text.bytes - begin};
+    return rc ? rc : encode_plain(t, rest, begin == 0, out, err);
 }
 
 int tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t bytes, bool special,
