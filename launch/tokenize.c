@@ -17,7 +17,7 @@
 
 struct options {
     const char *command, *model, *text, *file;
-    bool special, bos, json, ids;
+    bool special, bos, json, ids, lines;
 };
 
 static const char tokenize_usage[] =
@@ -32,6 +32,7 @@ static const char tokenize_usage[] =
     "      --special       text that spells a control token becomes that token\n"
     "      --bos           as a prompt: with the token that begins a text, if the model wants one\n"
     "      --ids           ids only, on one line\n"
+    "      --lines         each line of the text by itself: a line of ids for it\n"
     "      --json          a JSON object\n";
 
 static const char detokenize_usage[] = "usage: specontext detokenize -m MODEL [ID...]\n"
@@ -43,13 +44,14 @@ static const char detokenize_usage[] = "usage: specontext detokenize -m MODEL [I
                                        "      --special       print control tokens too\n"
                                        "      --json          a JSON object\n";
 
-enum { OPT_SPECIAL = 256, OPT_BOS, OPT_IDS, OPT_JSON };
+enum { OPT_SPECIAL = 256, OPT_BOS, OPT_IDS, OPT_LINES, OPT_JSON };
 
 static const struct option long_options[] = {
     {"model", required_argument, NULL, 'm'}, {"prompt", required_argument, NULL, 'p'},
     {"file", required_argument, NULL, 'f'},  {"special", no_argument, NULL, OPT_SPECIAL},
     {"bos", no_argument, NULL, OPT_BOS},     {"ids", no_argument, NULL, OPT_IDS},
-    {"json", no_argument, NULL, OPT_JSON},   {"help", no_argument, NULL, 'h'},
+    {"lines", no_argument, NULL, OPT_LINES}, {"json", no_argument, NULL, OPT_JSON},
+    {"help", no_argument, NULL, 'h'},
     {0},
 };
 
@@ -84,6 +86,9 @@ static int read_options(struct options *o, int argc, char **argv, const char *us
             break;
         case OPT_IDS:
             o->ids = true;
+            break;
+        case OPT_LINES:
+            o->ids = o->lines = true;
             break;
         case OPT_JSON:
             o->json = true;
@@ -164,6 +169,33 @@ static int print_tokens(const struct options *o, const struct tokenizer *t, cons
     return 0;
 }
 
+static int encode(const struct options *o, const struct tokenizer *t, const char *text, size_t bytes,
+                  struct token_buf *ids, struct err *err)
+{
+    return o->bos ? tokenizer_encode_prompt(t, text, bytes, o->special, ids, err)
+                  : tokenizer_encode(t, text, bytes, o->special, ids, err);
+}
+
+static int encode_lines(const struct options *o, const struct tokenizer *t, const char *text, size_t bytes,
+                        struct err *err)
+{
+    struct token_buf ids = {0};
+    int rc = 0;
+    for (size_t at = 0, line = 1; at < bytes && !rc; line++) {
+        const char *end = memchr(text + at, '\n', bytes - at);
+        size_t length = end ? (size_t)(end - text) - at : bytes - at;
+        ids.count = 0;
+        rc = encode(o, t, text + at, length, &ids, err);
+        if (rc < 0)
+            err_prefix(err, rc, "line %zu", line);
+        else
+            print_tokens(o, t, &ids, length);
+        at += length + 1;
+    }
+    token_buf_free(&ids);
+    return rc;
+}
+
 int tokenize_main(int argc, char **argv)
 {
     struct options o = {.command = "tokenize"};
@@ -182,11 +214,14 @@ int tokenize_main(int argc, char **argv)
         rc = tokenizer_source_text(o.file ? o.file : "-", TOKENIZER_TEXT_MAX, &read, &bytes, &err);
     const char *text = o.text ? o.text : read;
     bytes = o.text ? strlen(o.text) : bytes;
-    if (!rc && o.bos)
-        rc = tokenizer_encode_prompt(source.tokenizer, text, bytes, o.special, &ids, &err);
+    if (!rc && o.lines)
+        rc = encode_lines(&o, source.tokenizer, text, bytes, &err);
     else if (!rc)
-        rc = tokenizer_encode(source.tokenizer, text, bytes, o.special, &ids, &err);
-    code = rc < 0 ? failed(&o, &err) : print_tokens(&o, source.tokenizer, &ids, bytes);
+        rc = encode(&o, source.tokenizer, text, bytes, &ids, &err);
+    if (rc < 0)
+        code = failed(&o, &err);
+    else
+        code = o.lines ? 0 : print_tokens(&o, source.tokenizer, &ids, bytes);
     token_buf_free(&ids);
     tokenizer_source_close(&source);
     mem_free(&read);

@@ -34,7 +34,7 @@ void token_buf_free(struct token_buf *buf)
     buf->count = buf->capacity = 0;
 }
 
-static void encode_piece(const struct tokenizer *t, struct name piece, struct token_buf *out)
+static void merge_piece(const struct tokenizer *t, struct name piece, struct token_buf *out)
 {
     if (t->whole_pieces) {
         uint32_t id = names_find(&t->index, piece);
@@ -53,18 +53,67 @@ static void encode_piece(const struct tokenizer *t, struct name piece, struct to
     out->count += merges_apply(&t->merges, ids, count);
 }
 
+/* What pieces of this text gave before: words come again, and looking one up takes a tenth of merging it. */
+#define CACHE_SLOTS   4096
+#define CACHE_BYTES   22
+#define CACHE_IDS     9
+#define CACHE_FROM    4096 /* bytes of text from which on filling it pays */
+
+struct cached {
+    uint8_t bytes, count; /* bytes 0: empty */
+    char text[CACHE_BYTES];
+    uint32_t ids[CACHE_IDS];
+};
+
+static uint32_t cache_slot(struct name piece)
+{
+    uint64_t head = 0, tail = 0;
+    size_t n = piece.bytes < 8 ? piece.bytes : 8;
+    memcpy(&head, piece.text, n);
+    memcpy(&tail, piece.text + piece.bytes - n, n);
+    uint64_t mixed = (head ^ (tail * UINT64_C(0x9e3779b97f4a7c15)) ^ piece.bytes) * UINT64_C(0xff51afd7ed558ccd);
+    return (uint32_t)(mixed >> 40) % CACHE_SLOTS;
+}
+
+static void encode_piece(const struct tokenizer *t, struct cached *cache, struct name piece,
+                         struct token_buf *out)
+{
+    if (!cache || piece.bytes > CACHE_BYTES) {
+        merge_piece(t, piece, out);
+        return;
+    }
+    struct cached *c = &cache[cache_slot(piece)];
+    if (c->bytes == piece.bytes && !memcmp(c->text, piece.text, piece.bytes)) {
+        reserve(out, c->count);
+        memcpy(out->ids + out->count, c->ids, c->count * sizeof *c->ids);
+        out->count += c->count;
+        return;
+    }
+    size_t before = out->count;
+    merge_piece(t, piece, out);
+    size_t count = out->count - before;
+    if (count == 0 || count > CACHE_IDS)
+        return;
+    c->bytes = (uint8_t)piece.bytes;
+    c->count = (uint8_t)count;
+    memcpy(c->text, piece.text, piece.bytes);
+    memcpy(c->ids, out->ids + before, count * sizeof *c->ids);
+}
+
 static int encode_bpe(const struct tokenizer *t, struct name text, struct token_buf *out, struct err *err)
 {
     struct pretok_walk walk;
     struct name piece;
+    struct cached *cache = text.bytes >= CACHE_FROM ? mem_alloc(CACHE_SLOTS, sizeof *cache) : NULL;
     int rc;
     pretok_begin(&walk, t->pretok, text.text, text.bytes);
     while ((rc = pretok_next(&walk, &piece)) > 0)
-        encode_piece(t, piece, out);
+        encode_piece(t, cache, piece, out);
     if (rc < 0)
         err_set(err, rc, "text: byte %zu: the pre-tokenizer reached a limit of its regular expression",
                 walk.at);
     pretok_end(&walk);
+    mem_free(&cache);
     return rc;
 }
 
