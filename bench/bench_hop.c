@@ -1,7 +1,7 @@
 /* The control plane's part of a decode step: STEP from the decoder to the retriever, TOPK from there to the
- * store, through the real bus, loop threads and sockets of three processes. The retriever answers at once with
- * a prepared selection, so what is measured is messages alone: from the decoder's send to the store's callback,
- * which has the message decoded and checked.
+ * store, through the real bus, loop threads and sockets of three processes. The retriever answers at once
+ * with a prepared selection, so what is measured is messages alone: from the decoder's send to the store's
+ * callback, which has the message decoded and checked.
  *
  * Floors printed beside it: the bytes of one TOPK copied once, and sent through a plain Unix socket. */
 #include <errno.h>
@@ -118,6 +118,13 @@ static void prepare_topk(bool full)
                                   .selection_heads = HEADS,
                                   .counts = {counts, lists * 2},
                                   .positions = {positions, lists * each}};
+}
+
+static void free_topk(void)
+{
+    mem_free(&topk.topk.entries);
+    mem_free(&topk.topk.counts.at);
+    mem_free(&topk.topk.positions.at);
 }
 
 static void stamp_topk(bool full, uint64_t step)
@@ -364,6 +371,7 @@ static int run_case(struct shared *shared, bool full)
     print_codec(&bytes, shared->steps);
     print_floors(bytes, shared->steps);
     printf("  TOPK is %zu bytes\n", bytes);
+    free_topk();
     return 0;
 }
 

@@ -78,7 +78,8 @@ static void send_arena(struct serve *s, struct connection *c)
 {
     struct stat st = {0};
     fstat(s->planner->blocks.segment.fd, &st);
-    struct fdpass_frame frame = {.kind = FDPASS_ARENA,
+    struct fdpass_frame frame = {.magic = FDPASS_MAGIC,
+                                 .kind = FDPASS_ARENA,
                                  .epoch = bus_epoch(s->bus),
                                  .role = ROLE_KVSTORE,
                                  .fds = 1,
@@ -220,7 +221,8 @@ static void on_attached(struct serve *s, struct worker_answer *a)
 {
     if (!s->decoder || s->decoder->epoch != a->epoch)
         return; /* it has gone meanwhile; its DETACH is on the way */
-    struct fdpass_frame frame = {.kind = FDPASS_DECODER,
+    struct fdpass_frame frame = {.magic = FDPASS_MAGIC,
+                                 .kind = FDPASS_DECODER,
                                  .epoch = bus_epoch(s->bus),
                                  .role = ROLE_KVSTORE,
                                  .fds = 4,

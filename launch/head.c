@@ -1,7 +1,7 @@
 /* Heads made of a model's own layers, and a look at head files. Everything is owned by the calling thread
  * for the length of a call. It must never change the model's file.
  *
- * A bootstrapped head needs no training: the query and key projections of a middle layer, applied to the
+ * A bootstrapped head needs no training: the query and key projections of one layer, applied to the
  * token embedding, already rank positions far better than chance. It is the head that a trained one must
  * beat. */
 #include "launch/head.h"
@@ -23,7 +23,7 @@ enum { TILE_ROWS = 256, EXIT_USAGE = 2 };
 
 struct bootstrap {
     const char *model_path, *out_path;
-    int layer; /* -1: the middle one of each group */
+    uint32_t layer; /* the same for each group */
     uint32_t groups;
     enum head_pool pool;
 };
@@ -80,11 +80,6 @@ static void configure(struct head_config *h, const struct model *model, const st
         h->group_first_layer[g] = (uint32_t)((uint64_t)m->layers * g / b->groups);
 }
 
-static uint32_t layer_of_group(const struct head_config *h, const struct bootstrap *b, uint32_t g)
-{
-    return b->layer >= 0 ? (uint32_t)b->layer : (h->group_first_layer[g] + h->group_first_layer[g + 1]) / 2;
-}
-
 static int write_head(const struct bootstrap *b, const struct model *model, struct compute *c,
                       struct err *err)
 {
@@ -92,20 +87,18 @@ static int write_head(const struct bootstrap *b, const struct model *model, stru
     struct head_group groups[HEAD_GROUPS_MAX];
     memset(groups, 0, sizeof groups);
     configure(&h, model, b);
-    int rc = 0, at = snprintf(h.source, sizeof h.source, "bootstrapped from layer");
+    int rc = 0;
+    snprintf(h.source, sizeof h.source, "bootstrapped from layer %" PRIu32 " of %.100s", b->layer, model_name(model));
     for (uint32_t g = 0; g < b->groups && rc == 0; g++) {
-        uint32_t layer = layer_of_group(&h, b, g);
-        const struct model_layer *from = &model_layers(model)[layer];
+        const struct model_layer *from = &model_layers(model)[b->layer];
         char name[48];
         groups[g].norm = from->attn_norm;
-        snprintf(name, sizeof name, "blk.%" PRIu32 ".attn_q.weight", layer);
+        snprintf(name, sizeof name, "blk.%" PRIu32 ".attn_q.weight", b->layer);
         rc = narrow(c, &from->wq, name, &groups[g].q, err);
-        snprintf(name, sizeof name, "blk.%" PRIu32 ".attn_k.weight", layer);
+        snprintf(name, sizeof name, "blk.%" PRIu32 ".attn_k.weight", b->layer);
         if (rc == 0)
             rc = narrow(c, &from->wk, name, &groups[g].k, err);
-        at += snprintf(h.source + at, sizeof h.source - (size_t)at, "%s %" PRIu32, g ? "," : "", layer);
     }
-    snprintf(h.source + at, sizeof h.source - (size_t)at, " of %.100s", model_name(model));
     if (rc == 0)
         rc = head_write(b->out_path, &h, groups, err);
     for (uint32_t g = 0; g < b->groups; g++) {
@@ -126,10 +119,8 @@ static int bootstrap(const struct bootstrap *b, struct err *err)
     uint32_t layers = model_config(model)->layers, most = layers < HEAD_GROUPS_MAX ? layers : HEAD_GROUPS_MAX;
     if (b->groups < 1 || b->groups > most)
         rc = err_set(err, -EINVAL, "groups: found %" PRIu32 ", expected 1 to %" PRIu32, b->groups, most);
-    else if (b->layer >= 0 && (b->groups != 1 || (uint32_t)b->layer >= layers))
-        rc = err_set(err, -EINVAL,
-                     "layer: found %d with %" PRIu32 " groups, expected 0 to %" PRIu32 " with one group",
-                     b->layer, b->groups, layers - 1);
+    else if (b->layer >= layers)
+        rc = err_set(err, -EINVAL, "layer: found %" PRIu32 ", expected 0 to %" PRIu32, b->layer, layers - 1);
     if (rc == 0)
         rc = compute_create("cpu", 1, COMPUTE_ISA_AUTO, &c, err);
     if (rc == 0)
@@ -139,9 +130,10 @@ static int bootstrap(const struct bootstrap *b, struct err *err)
     return rc;
 }
 
-int head_bootstrap(const char *model_path, const char *out_path, int layer, unsigned groups, struct err *err)
+int head_bootstrap(const char *model_path, const char *out_path, uint32_t layer, unsigned groups,
+                   struct err *err)
 {
-    struct bootstrap b = {model_path, out_path, layer, groups, HEAD_POOL_MAX};
+    struct bootstrap b = {model_path, out_path, layer, groups, HEAD_POOL_MEAN};
     return bootstrap(&b, err);
 }
 
@@ -178,15 +170,15 @@ static void print_head(const struct head *head)
 }
 
 static const char usage[] =
-    "usage: specontext head bootstrap -m MODEL -o HEAD [--layer N | --groups G] [--pool max|mean]\n"
+    "usage: specontext head bootstrap -m MODEL -o HEAD [--layer N] [--groups G] [--pool max|mean]\n"
     "       specontext head inspect [-m MODEL] HEAD\n"
     "\n"
     "bootstrap  makes a retrieval head of the model's own layers\n"
     "  -m, --model MODEL  GGUF file\n"
     "  -o, --output HEAD  safetensors file to write\n"
-    "      --layer N      layer to take it from (default: the middle one of each group)\n"
+    "      --layer N      layer to take it from (default: 0, whose input is the embedding itself)\n"
     "      --groups G     layer groups, each with a selection of its own (default: 1)\n"
-    "      --pool KIND    how query heads of a group are pooled: max, mean (default: max)\n"
+    "      --pool KIND    how query heads of a group are pooled: max, mean (default: mean)\n"
     "inspect    prints what a head file holds\n"
     "  -m, --model MODEL  also check that it fits this model\n";
 
@@ -227,7 +219,7 @@ static int take_option(struct bootstrap *b, int option, const char *word)
     case OPTION_LAYER:
         if (parse_u32(optarg, 0, MODEL_LAYERS_MAX, &value) < 0)
             return usage_error("--layer wants a layer's number, found", optarg) + 1;
-        b->layer = (int)value;
+        b->layer = (uint32_t)value;
         return 0;
     case OPTION_GROUPS:
         if (parse_u32(optarg, 1, HEAD_GROUPS_MAX, &value) < 0)
@@ -254,8 +246,6 @@ static int run_bootstrap(const struct bootstrap *b, const char *extra)
         return usage_error("bootstrap takes no further argument, found", extra);
     if (!b->model_path || !b->out_path)
         return usage_error(b->model_path ? "bootstrap needs -o HEAD" : "bootstrap needs -m MODEL", NULL);
-    if (b->layer >= 0 && b->groups != 1)
-        return usage_error("--layer goes with one group only", NULL);
     if (bootstrap(b, &err) < 0)
         return failure(&err);
     printf("%s\n", b->out_path);
@@ -282,7 +272,7 @@ static int run_inspect(const struct bootstrap *b, const char *path, const char *
 
 int head_main(int argc, char **argv)
 {
-    struct bootstrap b = {.layer = -1, .groups = 1, .pool = HEAD_POOL_MAX};
+    struct bootstrap b = {.groups = 1, .pool = HEAD_POOL_MEAN};
     int option;
     optind = 0; /* the caller's own options were parsed with getopt as well */
     while ((option = getopt_long(argc, argv, ":m:o:h", options, NULL)) != -1) {

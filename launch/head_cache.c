@@ -14,6 +14,7 @@
 #include "model/head.h"
 
 #define GROUPS 1 /* one selection for all layers */
+#define LAYER  0 /* see launch/head.h */
 
 static int make_dir(const char *path, struct err *err)
 {
@@ -70,13 +71,13 @@ int head_cache_get(const struct model *model, char ret_path[PATH_MAX], struct er
         return r;
     struct hash128 print = model_fingerprint(model);
     int n =
-        snprintf(ret_path, PATH_MAX, "%s/%016" PRIx64 "%016" PRIx64 ".safetensors", dir, print.hi, print.lo);
+        snprintf(ret_path, PATH_MAX, "%s/%016" PRIx64 "%016" PRIx64 "-layer%d.safetensors", dir, print.hi, print.lo, LAYER);
     if (n >= PATH_MAX)
         return err_set(err, -ENAMETOOLONG, "%s: name too long", dir);
     if (fits(ret_path, model))
         return 0;
     snprintf(made, sizeof made, "%s.%d", ret_path, (int)getpid());
-    r = head_bootstrap(model_path(model), made, -1, GROUPS, err);
+    r = head_bootstrap(model_path(model), made, LAYER, GROUPS, err);
     if (!r && rename(made, ret_path))
         r = err_set(err, -errno, "%s: %s", ret_path, strerror(errno));
     if (r)

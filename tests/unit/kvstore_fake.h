@@ -90,6 +90,9 @@ static void fake_on_broken(void *arg, const char *why)
     snprintf(f->why, sizeof f->why, "%s", why);
 }
 
+/* Bytes of a piece; only the first of them tell coordinates. Larger ones make pages and slots fill slabs. */
+static uint32_t fake_piece_bytes = sizeof(struct fake_piece);
+
 /* Three runs (0-3, 4-7, 8-12) and two groups (0-5, 6-12): their bounds fall on different layers. */
 static inline struct kv_layout fake_layout(void)
 {
@@ -97,7 +100,7 @@ static inline struct kv_layout fake_layout(void)
                                .layers = 13,
                                .row_heads = 2,
                                .selection_heads = 4,
-                               .piece_bytes = sizeof(struct fake_piece),
+                               .piece_bytes = fake_piece_bytes,
                                .dtype = 1,
                                .context_max = FAKE_CONTEXT};
     layout_set_groups(&layout, 2);
