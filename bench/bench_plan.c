@@ -1,9 +1,10 @@
-/* Planning of one sparse step: 32 sequences x 8 heads, budget 2048 of 32K positions, a fifth of every set changed
- * uniformly; merges, slots, victims and tables are measured, the gathers themselves are not.
+/* Planning of one sparse step: 32 sequences x 8 heads, budget 2048 of 32K positions, a fifth of every set
+ * changed uniformly; merges, slots, victims and tables are measured, the gathers themselves are not.
  *
  *   bench_plan [--quick]
  *
- * Floor: tables of 32 x 8 lists are written once (8 bytes a position) and the sets are read and written once. */
+ * Floor: tables of 32 x 8 lists are written once (8 bytes a position) and the sets are read and written
+ * once. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,10 +17,15 @@
 #include "kvstore/tables.h"
 #include "link/segment.h"
 
-enum { SEQUENCES = 32, HEADS = 8, CONTEXT = 32768, BUDGET = 2048, SINKS = 4, WINDOW = 64, SLOTS = 3072, STEPS_MAX = 64 };
-
-struct change { /* of one (sequence, head) */
-    uint32_t *added, *removed, *set, count;
+enum {
+    SEQUENCES = 32,
+    HEADS = 8,
+    CONTEXT = 32768,
+    BUDGET = 2048,
+    SINKS = 4,
+    WINDOW = 64,
+    SLOTS = 3072,
+    STEPS_MAX = 64
 };
 
 struct bench {
@@ -114,11 +120,14 @@ static void plan_one(void *arg, int index, int thread)
 static void init(struct bench *b)
 {
     b->random = 88172645463325252u;
-    b->layout = (struct kv_layout){.layers = 32, .row_heads = HEADS, .selection_heads = HEADS, .piece_bytes = 512,
+    b->layout = (struct kv_layout){.layers = 32,
+                                   .row_heads = HEADS,
+                                   .selection_heads = HEADS,
+                                   .piece_bytes = 512,
                                    .context_max = CONTEXT};
     layout_set_groups(&b->layout, 1);
-    struct control_params params = {.sequences_max = SEQUENCES, .list_max = BUDGET + 16, .slots = SLOTS,
-                                    .first_step = 1};
+    struct control_params params = {
+        .sequences_max = SEQUENCES, .list_max = BUDGET + 16, .slots = SLOTS, .first_step = 1};
     struct control_header header;
     control_header_init(&header, &b->layout, &params);
     CHECK(segment_create("bench-control", header.total_bytes, &b->control, NULL) == 0);
@@ -126,8 +135,12 @@ static void init(struct bench *b)
     tables_init(&b->tables, b->control.at);
     b->marks = mem_alloc(CONTEXT, 1);
     for (uint32_t s = 0; s < SEQUENCES; s++) {
-        struct elastic_params p = {.layout = &b->layout, .capacity = CONTEXT, .sinks = SINKS, .window = WINDOW,
-                                   .budget = BUDGET, .slots = SLOTS};
+        struct elastic_params p = {.layout = &b->layout,
+                                   .capacity = CONTEXT,
+                                   .sinks = SINKS,
+                                   .window = WINDOW,
+                                   .budget = BUDGET,
+                                   .slots = SLOTS};
         b->sequences[s].index = s;
         elastic_init(&b->sequences[s].elastic, &p);
         elastic_attach(&b->sequences[s].elastic, 0, 0);
@@ -161,7 +174,8 @@ static void measure(struct bench *b, int threads, int steps)
     for (uint32_t i = 0; i < SEQUENCES * HEADS; i++)
         bytes += tables_list_bytes(BUDGET);
     qsort(ms, (size_t)steps, sizeof ms[0], compare);
-    printf("%d thread%s: median %.2f ms a step, best %.2f, worst %.2f; %.2f MB of lists written (%.1f GB/s), %.0f rows "
+    printf("%d thread%s: median %.2f ms a step, best %.2f, worst %.2f; %.2f MB of lists written (%.1f GB/s), "
+           "%.0f rows "
            "to load a step\n",
            threads, threads > 1 ? "s" : "", ms[steps / 2], ms[0], ms[steps - 1], (double)bytes / 1e6,
            (double)bytes / ms[steps / 2] / 1e6, (double)loads / steps);
@@ -173,8 +187,8 @@ int main(int argc, char **argv)
     bool quick = argc > 1 && strcmp(argv[1], "--quick") == 0;
     struct bench *b = mem_alloc(1, sizeof *b);
     init(b);
-    printf("plan: %d sequences x %d heads, budget %d of %d positions, 20 %% changed, %d slots\n", SEQUENCES, HEADS,
-           BUDGET, CONTEXT, SLOTS);
+    printf("plan: %d sequences x %d heads, budget %d of %d positions, 20 %% changed, %d slots\n", SEQUENCES,
+           HEADS, BUDGET, CONTEXT, SLOTS);
     int steps = quick ? 8 : 24;
     measure(b, 1, steps);
     measure(b, 2, steps);

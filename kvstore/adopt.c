@@ -1,5 +1,5 @@
-/* Records of an adopted arena; see adopt.h. Owner: the planner thread, before anything else happens. It must never
- * follow a number out of the arena that it has not compared with its limit. */
+/* Records of an adopted arena; see adopt.h. Owner: the planner thread, before anything else happens. It
+ * must never follow a number out of the arena that it has not compared with its limit. */
 #include "kvstore/adopt.h"
 
 #include <string.h>
@@ -25,7 +25,8 @@ static void check_blocks(struct planner *p, uint8_t *sealed, struct adopt_report
 static bool numbers_sane(const struct planner *p, const struct arena_sequence *r)
 {
     uint32_t blocks = r->blocks, tokens = r->tokens, committed = r->committed;
-    if (r->id == 0 || r->capacity == 0 || r->capacity > p->layout.context_max || r->prompt_tokens > r->capacity)
+    if (r->id == 0 || r->capacity == 0 || r->capacity > p->layout.context_max ||
+        r->prompt_tokens > r->capacity)
         return false;
     if (blocks > sequence_pages(r->capacity) || tokens > blocks * BLOCK_TOKENS || tokens > r->capacity ||
         committed > tokens)
@@ -35,7 +36,8 @@ static bool numbers_sane(const struct planner *p, const struct arena_sequence *r
     return r->budget == 0 || (uint64_t)r->sinks + r->window + 1 <= r->budget;
 }
 
-/* Whole blocks below `committed` are sealed, except that the store may have died before the last ones were. */
+/* Whole blocks below `committed` are sealed, except that the store may have died before the last ones
+ * were. */
 static bool blocks_sane(const struct planner *p, const struct arena_sequence *r, const uint8_t *sealed)
 {
     uint32_t blocks = r->blocks;

@@ -11,8 +11,8 @@ struct adopt_report {
     uint32_t sealed, broken;     /* blocks whose hash fits their ids; SEALED ones whose hash does not */
 };
 
-/* Checks every record against the limits before it uses any, and rebuilds reference counts, free list, index and
- * order. Live sequences wait for a RESUME. */
+/* Checks every record against the limits before it uses any, and rebuilds reference counts, free list,
+ * index and order. Live sequences wait for a RESUME. */
 struct adopt_report adopt_records(struct planner *planner, int64_t now_ns);
 
 #endif

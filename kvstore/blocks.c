@@ -10,8 +10,8 @@
 #include "base/alloc.h"
 #include "base/check.h"
 
-#define BLOCKS_MOST (1u << 22)   /* records of blocks are kept for all of them */
-#define BLOCKS_POPULATE_AHEAD 8u /* blocks beyond those in use */
+#define BLOCKS_MOST           (1u << 22) /* records of blocks are kept for all of them */
+#define BLOCKS_POPULATE_AHEAD 8u         /* blocks beyond those in use */
 
 static void set_private(struct blocks *b, const struct kv_layout *layout)
 {
@@ -70,7 +70,8 @@ int blocks_map(struct blocks *b, int fd, const struct kv_layout *layout, struct 
         memcpy(&header, probe.at, sizeof header);
     segment_close(&probe);
     struct hash128 want = layout_fingerprint(layout);
-    if (r == 0 && (header.layout_lo != want.lo || header.layout_hi != want.hi || header.blocks_max > BLOCKS_MOST))
+    if (r == 0 &&
+        (header.layout_lo != want.lo || header.layout_hi != want.hi || header.blocks_max > BLOCKS_MOST))
         r = err_set(err, -EINVAL, "arena: layout: found fingerprint %016llx, expected %016llx",
                     (unsigned long long)header.layout_lo, (unsigned long long)want.lo);
     b->segment.fd = -1;

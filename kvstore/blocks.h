@@ -1,7 +1,8 @@
-/* The host arena of this process: the memfd of proto/arena.h with its blocks' free list and reference counts.
+/* The host arena of this process: the memfd of proto/arena.h with its blocks' free list and reference
+ * counts.
  *
- * One owner: the planner. A block is FREE, or held by references (sequences), or SEALED without references and
- * then kept by the prefix index (prefix.h). The file grows in steps; addresses never move. */
+ * One owner: the planner. A block is FREE, or held by references (sequences), or SEALED without references
+ * and then kept by the prefix index (prefix.h). The file grows in steps; addresses never move. */
 #ifndef KVSTORE_BLOCKS_H
 #define KVSTORE_BLOCKS_H
 
@@ -24,11 +25,11 @@ struct blocks {
     struct arena_header *header; /* == segment.at */
     struct kv_layout layout;     /* a private copy: the arena's may not be trusted after a crash */
     uint32_t blocks_max;
-    uint32_t present;            /* blocks that the file holds */
-    uint32_t populated;          /* blocks [0, populated) have been touched: no page faults there */
+    uint32_t present;   /* blocks that the file holds */
+    uint32_t populated; /* blocks [0, populated) have been touched: no page faults there */
     uint32_t grow_blocks;
-    uint32_t *refs;              /* [blocks_max] */
-    uint32_t *free;              /* stack of FREE blocks that are present */
+    uint32_t *refs; /* [blocks_max] */
+    uint32_t *free; /* stack of FREE blocks that are present */
     uint32_t free_count;
     uint64_t block_bytes, rows_at; /* private copies of header fields */
 };
@@ -44,11 +45,13 @@ int blocks_map(struct blocks *blocks, int fd, const struct kv_layout *layout, st
 
 void blocks_close(struct blocks *blocks); /* accepts a zeroed one */
 
-/* A FILLING block with one reference. -ENOSPC when none is free and the file is at its cap: evict cached ones. */
+/* A FILLING block with one reference. -ENOSPC when none is free and the file is at its cap: evict cached
+ * ones. */
 int blocks_take(struct blocks *blocks, uint32_t *ret_block);
 void blocks_ref(struct blocks *blocks, uint32_t block);
-uint32_t blocks_unref(struct blocks *blocks, uint32_t block); /* references left; 0: caller gives or caches it */
-void blocks_give(struct blocks *blocks, uint32_t block);      /* becomes FREE; no references */
+uint32_t blocks_unref(struct blocks *blocks,
+                      uint32_t block);                   /* references left; 0: caller gives or caches it */
+void blocks_give(struct blocks *blocks, uint32_t block); /* becomes FREE; no references */
 
 /* Blocks that could be taken without evicting any: free ones and those that the file may still grow by. */
 uint32_t blocks_available(const struct blocks *blocks);

@@ -1,5 +1,5 @@
-/* Slabs and pages of device memory; see device.h. Owner: the planner thread. It must never give a place that a
- * posted and not consumed step may read: planner.c gives only between steps. */
+/* Slabs and pages of device memory; see device.h. Owner: the planner thread. It must never give a place
+ * that a posted and not consumed step may read: planner.c gives only between steps. */
 #include "kvstore/device.h"
 
 #include <errno.h>
@@ -8,7 +8,8 @@
 #include "base/alloc.h"
 #include "base/check.h"
 
-int device_create(struct device *d, const struct kv_layout *layout, uint64_t bytes, bool poison, struct err *err)
+int device_create(struct device *d, const struct kv_layout *layout, uint64_t bytes, bool poison,
+                  struct err *err)
 {
     memset(d, 0, sizeof *d);
     d->segment.fd = -1;

@@ -1,8 +1,9 @@
-/* Device memory (CPU form: a memfd) cut into slabs: pages of a layer, slots of a (sequence, layer), staging.
- * SHARED-MEMORY.md section 2. One owner: the planner.
+/* Device memory (CPU form: a memfd) cut into slabs: pages of a layer, slots of a (sequence, layer),
+ * staging. SHARED-MEMORY.md section 2. One owner: the planner.
  *
- * Places are byte offsets from the begin of device memory, as the tables carry them. With `poison`, whatever is
- * taken or given is filled with 0xFF (a NaN in every float format), so that nobody reads what nobody wrote. */
+ * Places are byte offsets from the begin of device memory, as the tables carry them. With `poison`,
+ * whatever is taken or given is filled with 0xFF (a NaN in every float format), so that nobody reads what
+ * nobody wrote. */
 #ifndef KVSTORE_DEVICE_H
 #define KVSTORE_DEVICE_H
 
@@ -23,7 +24,7 @@ struct device_slab {
     uint8_t layer;         /* of pages */
 };
 
-#define DEVICE_NONE UINT32_MAX
+#define DEVICE_NONE    UINT32_MAX
 #define DEVICE_NO_PAGE UINT16_MAX
 
 struct device {
@@ -32,11 +33,11 @@ struct device {
     uint64_t bytes, slab_bytes, page_bytes;
     uint32_t slabs, pages_per_slab;
     bool poison;
-    struct device_slab *slab;         /* [slabs] */
-    uint16_t *next_page;              /* [slabs][pages_per_slab]: chains of free pages */
-    uint32_t *free;                   /* stack of free slabs */
+    struct device_slab *slab; /* [slabs] */
+    uint16_t *next_page;      /* [slabs][pages_per_slab]: chains of free pages */
+    uint32_t *free;           /* stack of free slabs */
     uint32_t free_count;
-    uint32_t partial[LIMIT_LAYERS];   /* slabs of the layer with free pages, the fullest is not sought */
+    uint32_t partial[LIMIT_LAYERS]; /* slabs of the layer with free pages, the fullest is not sought */
     uint32_t layer_slabs[LIMIT_LAYERS], layer_pages[LIMIT_LAYERS]; /* held now */
     uint32_t slot_slabs, staging_slabs;
 };

@@ -1,7 +1,7 @@
 /* Slots and sets of one sequence; see elastic.h. Owner: the planner thread, or one thread of its pool.
  *
- * Work per step is in proportion to what changed: new positions look into slot_of, victims come off the ring, gone
- * ones go onto it. Lists are merged as streams (selection.c). */
+ * Work per step is in proportion to what changed: new positions look into slot_of, victims come off the
+ * ring, gone ones go onto it. Lists are merged as streams (selection.c). */
 #include "kvstore/elastic.h"
 
 #include <errno.h>
@@ -201,7 +201,8 @@ static void prefetch_next(const struct elastic *e, uint32_t group, uint32_t sele
 }
 
 /* Slots of the rows deselected longest ago, and fresh ones first, into loads[0, n).slot. */
-static void victims_take(struct elastic_head *h, uint32_t slots, struct elastic_load *restrict loads, uint32_t n)
+static void victims_take(struct elastic_head *h, uint32_t slots, struct elastic_load *restrict loads,
+                         uint32_t n)
 {
     uint16_t *restrict newer = h->newer;
     uint32_t k = 0;
@@ -220,8 +221,8 @@ static void victims_take(struct elastic_head *h, uint32_t slots, struct elastic_
     h->unselected -= from_ring;
 }
 
-/* Gives the slots in loads[0, n) to positions [at[0, n)] of `list`. The map is far larger than the caches, and what
- * the victims' entries cost is their misses: all are asked for before the first is written. */
+/* Gives the slots in loads[0, n) to positions [at[0, n)] of `list`. The map is far larger than the caches,
+ * and what the victims' entries cost is their misses: all are asked for before the first is written. */
 static void victims_replace(struct elastic_head *h, struct selection_list *list, const uint32_t *restrict at,
                             struct elastic_load *restrict loads, uint32_t n)
 {
@@ -261,7 +262,8 @@ static uint32_t stage_list(struct elastic *e, struct elastic_head *h, struct sel
         at[missing] = i;
         /* A name more on an unselected row, or on a pinned one, is a slot less to obtain, now or when it is
          * unpinned. What is left out here finds its row again later, if it is still there. */
-        if (keep && s != SELECTION_NO_SLOT && obtainable(h, slots) <= keep && (h->refs[s] & ~ELASTIC_PIN) == 0)
+        if (keep && s != SELECTION_NO_SLOT && obtainable(h, slots) <= keep &&
+            (h->refs[s] & ~ELASTIC_PIN) == 0)
             slot[i] = (uint16_t)(s = SELECTION_NO_SLOT);
         missing += s == SELECTION_NO_SLOT;
         if (s != SELECTION_NO_SLOT)

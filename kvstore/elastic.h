@@ -1,13 +1,13 @@
-/* Elastic loading of one sequence: its selections, the slots that hold rows of its offloaded groups, and which
- * rows have to be gathered. Works on positions and slot numbers alone; it never touches a row.
+/* Elastic loading of one sequence: its selections, the slots that hold rows of its offloaded groups, and
+ * which rows have to be gathered. Works on positions and slot numbers alone; it never touches a row.
  *
- * A slot number belongs to (group, row head) and is the same in all layers of the group. Slots named by a list or
- * pinned (sinks, window, the step's own token) are never given away; the others stand in order of their
- * deselection, and the one deselected first is the next victim.
+ * A slot number belongs to (group, row head) and is the same in all layers of the group. Slots named by a
+ * list or pinned (sinks, window, the step's own token) are never given away; the others stand in order of
+ * their deselection, and the one deselected first is the next victim.
  *
- * Life of a set: elastic_receive checks and merges it (next), elastic_stage finds slots for what is new among
- * free and unselected ones - the set in use stays whole -, elastic_commit makes it the set in use and lets go
- * of the old one. Calls for different sequences may run at once; those for one may not. */
+ * Life of a set: elastic_receive checks and merges it (next), elastic_stage finds slots for what is new
+ * among free and unselected ones - the set in use stays whole -, elastic_commit makes it the set in use
+ * and lets go of the old one. Calls for different sequences may run at once; those for one may not. */
 #ifndef KVSTORE_ELASTIC_H
 #define KVSTORE_ELASTIC_H
 
@@ -31,14 +31,15 @@ struct elastic_loads {
     uint32_t count, room;
 };
 
-struct elastic_head { /* slots of one (group, row head); arrays exist while the group has slots */
+struct elastic_head {      /* slots of one (group, row head); arrays exist while the group has slots */
     uint16_t *slot_of;     /* [capacity]: slot of a position, or SELECTION_NO_SLOT */
     uint32_t *position_of; /* [slots] */
     uint16_t *refs;        /* [slots]: lists that name it, and ELASTIC_PIN */
-    uint16_t *older, *newer; /* [slots + 1]: unselected slots by time of deselection; [slots] is the ring's head */
-    uint32_t used;         /* slots [0, used) hold a row */
-    uint32_t unselected;   /* length of the ring */
-    uint32_t selected;     /* slots that lists name */
+    uint16_t *older,
+        *newer;    /* [slots + 1]: unselected slots by time of deselection; [slots] is the ring's head */
+    uint32_t used; /* slots [0, used) hold a row */
+    uint32_t unselected; /* length of the ring */
+    uint32_t selected;   /* slots that lists name */
     uint32_t pinned;
 };
 
@@ -56,21 +57,21 @@ struct elastic_params {
 struct elastic {
     struct kv_layout layout;
     uint32_t capacity, sinks, window, slots, list_max;
-    uint32_t ratio;               /* selection heads of a row head */
+    uint32_t ratio; /* selection heads of a row head */
     bool reload;
-    struct selection *lists;      /* [group][selection head] */
-    struct elastic_head *heads;   /* [group][row head] */
-    int32_t *scratch;             /* of merges */
-    bool attached[LIMIT_GROUPS];  /* the group has slots */
-    bool has;                     /* there is a set in use */
+    struct selection *lists;        /* [group][selection head] */
+    struct elastic_head *heads;     /* [group][row head] */
+    int32_t *scratch;               /* of merges */
+    bool attached[LIMIT_GROUPS];    /* the group has slots */
+    bool has;                       /* there is a set in use */
     uint32_t step, position, limit; /* of the set in use: made in that step from that position */
     enum elastic_next next;
     uint32_t next_step, next_position, next_limit;
     float next_mass;
-    bool next_whole;              /* `next` has no predecessor: its rows count as filled, not as loaded */
-    uint32_t pin_low, pin_end;    /* positions [pin_low, pin_end) and the sinks below pin_end are pinned */
-    struct elastic_loads loads;   /* for sets */
-    struct elastic_loads fills;   /* for sinks, windows, first sets and groups that got slots */
+    bool next_whole;            /* `next` has no predecessor: its rows count as filled, not as loaded */
+    uint32_t pin_low, pin_end;  /* positions [pin_low, pin_end) and the sinks below pin_end are pinned */
+    struct elastic_loads loads; /* for sets */
+    struct elastic_loads fills; /* for sinks, windows, first sets and groups that got slots */
 };
 
 /* Slots that every step of such a sequence can do with; more are of use, fewer are not enough. */
@@ -92,16 +93,17 @@ int elastic_receive(struct elastic *elastic, const struct elastic_set *set);
  * Needs next == RECEIVED. Rows land in `loads`. */
 void elastic_stage(struct elastic *elastic);
 
-/* Makes the next set the one in use; nothing reads the old one's slots any more (or only layers into which the
- * new rows are gathered later). Rows land in `loads`. Counts into `counters` all but bytes. Needs next != NONE. */
+/* Makes the next set the one in use; nothing reads the old one's slots any more (or only layers into which
+ * the new rows are gathered later). Rows land in `loads`. Counts into `counters` all but bytes. Needs next
+ * != NONE. */
 void elastic_commit(struct elastic *elastic, struct kv_counters *counters);
 
-/* Pins [low, end) and the sinks, unpins the rest. Rows below `committed` land in `fills`, others get a slot that
- * the step itself writes. */
+/* Pins [low, end) and the sinks, unpins the rest. Rows below `committed` land in `fills`, others get a
+ * slot that the step itself writes. */
 void elastic_pin(struct elastic *elastic, uint32_t low, uint32_t end, uint32_t committed);
 
-/* Gives slots to a group: for the set in use and all that is pinned (rows land in `fills`), then for what of the
- * next set can be had. And takes them away. */
+/* Gives slots to a group: for the set in use and all that is pinned (rows land in `fills`), then for what
+ * of the next set can be had. And takes them away. */
 void elastic_attach(struct elastic *elastic, uint32_t group, uint32_t committed);
 void elastic_detach(struct elastic *elastic, uint32_t group);
 

@@ -9,7 +9,8 @@
 
 enum { LOADS_A_JOB = 128 };
 
-void gather_init(struct gather *g, struct pool *pool, const struct blocks *blocks, const struct device *device)
+void gather_init(struct gather *g, struct pool *pool, const struct blocks *blocks,
+                 const struct device *device)
 {
     memset(g, 0, sizeof *g);
     g->pool = pool;
@@ -47,7 +48,8 @@ uint64_t gather_rows(struct gather *g, const struct sequence *s, const struct el
 {
     const struct kv_layout *layout = &g->blocks->layout;
     uint64_t pieces = 0;
-    for (uint32_t i = range[0], end; i < loads->count; i = end) { /* loads of a group stand together, mostly */
+    for (uint32_t i = range[0], end; i < loads->count;
+         i = end) { /* loads of a group stand together, mostly */
         uint32_t group = loads->at[i].group;
         for (end = i + 1; end < loads->count && end - i < LOADS_A_JOB && loads->at[end].group == group; end++)
             continue;
@@ -68,7 +70,8 @@ uint64_t gather_rows(struct gather *g, const struct sequence *s, const struct el
 
 void gather_pages(struct gather *g, const struct gather_job *whole)
 {
-    for (uint32_t first = whole->first, end; first < whole->end && whole->layer < whole->end_layer; first = end) {
+    for (uint32_t first = whole->first, end; first < whole->end && whole->layer < whole->end_layer;
+         first = end) {
         end = min_u32((first / BLOCK_TOKENS + 1) * BLOCK_TOKENS, whole->end);
         struct gather_job job = *whole;
         job.first = first;
@@ -95,13 +98,14 @@ static struct slot_place slot_place(const struct gather *g, uint32_t head, uint3
                                unit % g->units_per_slab * g->blocks->layout.piece_bytes};
 }
 
-static uint8_t *slot_piece(const struct gather *g, const struct sequence *s, uint32_t layer, struct slot_place p)
+static uint8_t *slot_piece(const struct gather *g, const struct sequence *s, uint32_t layer,
+                           struct slot_place p)
 {
     return g->device->base + s->slabs[(size_t)layer * s->slabs_max + p.slab] + p.at;
 }
 
-static uint8_t *page_piece(const struct gather *g, const struct gather_job *job, uint32_t layer, uint32_t head,
-                           uint32_t position)
+static uint8_t *page_piece(const struct gather *g, const struct gather_job *job, uint32_t layer,
+                           uint32_t head, uint32_t position)
 {
     uint64_t page = job->pages[(size_t)(layer - job->layer) * job->stride + position / BLOCK_TOKENS];
     uint64_t piece = (uint64_t)head * BLOCK_TOKENS + position % BLOCK_TOKENS;
@@ -154,8 +158,8 @@ static void run_move(const struct gather *g, const struct gather_job *job)
     for (uint32_t slot = 0; slot < h->used; slot++) {
         struct slot_place place = slot_place(g, job->head, slot);
         for (uint32_t l = job->layer; l < job->end_layer; l++)
-            memcpy(slot_piece(g, job->sequence, l, place), page_piece(g, job, l, job->head, h->position_of[slot]),
-                   g->blocks->layout.piece_bytes);
+            memcpy(slot_piece(g, job->sequence, l, place),
+                   page_piece(g, job, l, job->head, h->position_of[slot]), g->blocks->layout.piece_bytes);
     }
 }
 

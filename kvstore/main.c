@@ -1,6 +1,7 @@
 /* specontext-kvstore: owns all KV memory. This file: start and end of the process.
  *
- * Threads: the loop thread (serve.c: sockets), the planner (worker.c: all KV state), its pool (gather.c: rows). */
+ * Threads: the loop thread (serve.c: sockets), the planner (worker.c: all KV state), its pool (gather.c:
+ * rows). */
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -68,7 +69,8 @@ static int run(const struct options *options)
     static const int SIGNALS[] = {SIGTERM, SIGINT, 0};
     signal(SIGPIPE, SIG_IGN);
     life.loop = loop_create();
-    int r = loop_add_signals(life.loop, SIGNALS, on_signal, &life); /* before any thread: they inherit the mask */
+    int r =
+        loop_add_signals(life.loop, SIGNALS, on_signal, &life); /* before any thread: they inherit the mask */
     if (r == 0 && options->lifeline >= 0)
         r = loop_add_fd(life.loop, options->lifeline, EPOLLIN | EPOLLHUP, on_lifeline, &life);
     if (r < 0)
@@ -78,8 +80,8 @@ static int run(const struct options *options)
     if (r == 0)
         r = serve_create(&serve, life.loop, options, arena_fd, &err);
     if (r == 0) {
-        log_info("started version=%s runtime=%s device=%llu host=%llu sequences=%u threads=%d", SPECONTEXT_VERSION,
-                 options->runtime, (unsigned long long)options->planner.device_bytes,
+        log_info("started version=%s runtime=%s device=%llu host=%llu sequences=%u threads=%d",
+                 SPECONTEXT_VERSION, options->runtime, (unsigned long long)options->planner.device_bytes,
                  (unsigned long long)options->planner.host_bytes, options->planner.sequences,
                  options->planner.threads);
         sd_notify(0, "READY=1");

@@ -15,8 +15,21 @@ struct option_text {
 };
 
 enum option_id {
-    OPT_RUNTIME, OPT_LIFELINE, OPT_LOG, OPT_DEVICE_MEMORY, OPT_HOST_MEMORY, OPT_SEQUENCES, OPT_SLOTS, OPT_BUDGET,
-    OPT_THREADS, OPT_NO_ELASTIC, OPT_NO_PREFIX, OPT_NO_OFFLOAD, OPT_POISON, OPT_HELP, OPT_COUNT
+    OPT_RUNTIME,
+    OPT_LIFELINE,
+    OPT_LOG,
+    OPT_DEVICE_MEMORY,
+    OPT_HOST_MEMORY,
+    OPT_SEQUENCES,
+    OPT_SLOTS,
+    OPT_BUDGET,
+    OPT_THREADS,
+    OPT_NO_ELASTIC,
+    OPT_NO_PREFIX,
+    OPT_NO_OFFLOAD,
+    OPT_POISON,
+    OPT_HELP,
+    OPT_COUNT
 };
 
 static const struct option_text TEXTS[OPT_COUNT] = {
@@ -24,7 +37,8 @@ static const struct option_text TEXTS[OPT_COUNT] = {
     [OPT_LIFELINE] = {"lifeline", "FD", "end when this descriptor reads end-of-file"},
     [OPT_LOG] = {"log", "LEVEL", "error, warn, info, debug (default info)"},
     [OPT_DEVICE_MEMORY] = {"device-memory", "SIZE", "KV memory of the device (default 256M)"},
-    [OPT_HOST_MEMORY] = {"host-memory", "SIZE", "most memory of the host arena's rows (default: half of RAM)"},
+    [OPT_HOST_MEMORY] = {"host-memory", "SIZE",
+                         "most memory of the host arena's rows (default: half of RAM)"},
     [OPT_SEQUENCES] = {"sequences", "N", "sequences at a time, 1 to 64 (default 32)"},
     [OPT_SLOTS] = {"slots", "N", "slots of a sequence, group and row head (default 0: 1.5 x its budget)"},
     [OPT_BUDGET] = {"budget", "N", "largest budget that a sequence may ask for (default 0: the context)"},
@@ -38,7 +52,8 @@ static const struct option_text TEXTS[OPT_COUNT] = {
 
 static void print_help(void)
 {
-    printf("specontext-kvstore: holds the KV cache in host memory and brings to the device what attention reads\n\n");
+    printf("specontext-kvstore: holds the KV cache in host memory and brings to the device what attention "
+           "reads\n\n");
     for (int i = 0; i < OPT_COUNT; i++) {
         char left[64];
         snprintf(left, sizeof left, "--%s %s", TEXTS[i].name, TEXTS[i].argument ? TEXTS[i].argument : "");
@@ -50,12 +65,13 @@ static void set_defaults(struct options *o)
 {
     long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE), cores = sysconf(_SC_NPROCESSORS_ONLN);
     *o = (struct options){.runtime = RUNTIME_DIR_DEFAULT, .lifeline = -1, .level = LOG_LEVEL_INFO};
-    o->planner = (struct planner_options){.device_bytes = UINT64_C(256) << 20,
-                                          .host_bytes = pages > 0 && page > 0
-                                                            ? (uint64_t)pages * (uint64_t)page / 2
-                                                            : UINT64_C(1) << 30,
-                                          .sequences = 32,
-                                          .threads = cores > 16 ? 16 : cores > 0 ? (int)cores : 1};
+    o->planner = (struct planner_options){
+        .device_bytes = UINT64_C(256) << 20,
+        .host_bytes = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page / 2 : UINT64_C(1) << 30,
+        .sequences = 32,
+        .threads = cores > 16  ? 16
+                   : cores > 0 ? (int)cores
+                               : 1};
 }
 
 static int apply(struct options *o, int id, const char *value)
@@ -132,8 +148,8 @@ int options_parse(int argc, char **argv, struct options *o, struct err *err)
             return 1;
         }
         if (apply(o, c - 256, optarg) < 0)
-            return err_set(err, -EINVAL, "--%s: %s: out of range or no value of its kind", TEXTS[c - 256].name,
-                           optarg);
+            return err_set(err, -EINVAL, "--%s: %s: out of range or no value of its kind",
+                           TEXTS[c - 256].name, optarg);
     }
     if (optind < argc)
         return err_set(err, -EINVAL, "%s: arguments without an option are not taken", argv[optind]);

@@ -13,8 +13,8 @@ struct options {
     struct planner_options planner;
 };
 
-/* Fills defaults and what the arguments say. 0; 1: --help was asked for and printed; -EINVAL with one line that
- * names the option. */
+/* Fills defaults and what the arguments say. 0; 1: --help was asked for and printed; -EINVAL with one line
+ * that names the option. */
 int options_parse(int argc, char **argv, struct options *ret, struct err *err);
 
 #endif

@@ -44,8 +44,8 @@ static int planner_start(struct planner *p, struct err *err)
     return 0;
 }
 
-int planner_create(struct planner **ret, const struct planner_options *options, const struct kv_layout *layout,
-                   const struct planner_events *events, struct err *err)
+int planner_create(struct planner **ret, const struct planner_options *options,
+                   const struct kv_layout *layout, const struct planner_events *events, struct err *err)
 {
     struct planner *p = planner_new(options, layout, events);
     struct blocks_params params = {options->host_bytes, options->sequences};
@@ -216,7 +216,8 @@ static struct sequence *oldest_orphan(struct planner *p)
 static int open_check(const struct planner *p, const struct msg_open *o, struct err *err)
 {
     if (o->sequence == 0 || o->tokens.count == 0)
-        return err_set(err, -EINVAL, "open: sequence %llu with %u tokens, expected an id and at least one token",
+        return err_set(err, -EINVAL,
+                       "open: sequence %llu with %u tokens, expected an id and at least one token",
                        (unsigned long long)o->sequence, o->tokens.count);
     if (o->made.kind != ARENA_MADE_FULL && o->made.kind != ARENA_MADE_SPARSE)
         return err_set(err, -EINVAL, "open: made: found kind %u, expected 1 or 2", o->made.kind);
@@ -231,7 +232,8 @@ static int open_check(const struct planner *p, const struct msg_open *o, struct 
     return 0;
 }
 
-/* Slots of one (group, row head) for the sequence. 0, or -E2BIG: its steps could name more rows than there are. */
+/* Slots of one (group, row head) for the sequence. 0, or -E2BIG: its steps could name more rows than there
+ * are. */
 static int open_slots(const struct planner *p, const struct msg_open *o, uint32_t *ret_slots, struct err *err)
 {
     struct elastic_params params = {.layout = &p->layout,
@@ -245,8 +247,8 @@ static int open_slots(const struct planner *p, const struct msg_open *o, uint32_
     wanted = wanted < o->capacity ? wanted : o->capacity;
     *ret_slots = wanted < p->params.header_slots ? (uint32_t)wanted : p->params.header_slots;
     if (o->budget && !p->options.no_offload && *ret_slots < needed)
-        return err_set(err, -E2BIG, "open: budget %u needs %u slots a row head, there are %u", o->budget, needed,
-                       *ret_slots);
+        return err_set(err, -E2BIG, "open: budget %u needs %u slots a row head, there are %u", o->budget,
+                       needed, *ret_slots);
     return 0;
 }
 
@@ -286,10 +288,10 @@ static int open_device(const struct planner *p, const struct msg_open *o, uint32
     uint32_t runs = p->options.no_offload ? p->residency.runs : 0;
     uint64_t slabs = residency_slabs(p, runs, &need, true), before = residency_slabs(p, runs, NULL, true);
     if (slabs > p->device.slabs)
-        return err_set(err, -ENOSPC, "device memory: needed %llu slabs of %llu bytes, free %llu, of %u in all",
-                       (unsigned long long)(slabs - before), (unsigned long long)p->device.slab_bytes,
-                       (unsigned long long)(p->device.slabs > before ? p->device.slabs - before : 0),
-                       p->device.slabs);
+        return err_set(
+            err, -ENOSPC, "device memory: needed %llu slabs of %llu bytes, free %llu, of %u in all",
+            (unsigned long long)(slabs - before), (unsigned long long)p->device.slab_bytes,
+            (unsigned long long)(p->device.slabs > before ? p->device.slabs - before : 0), p->device.slabs);
     uint32_t dense = sequence_pages(o->budget ? o->tokens.count : o->capacity);
     if (!p->options.no_offload && dense > p->residency.staging_pages)
         return err_set(err, -E2BIG, "device memory: staging holds %u positions of a dense step, needed %u",
@@ -329,8 +331,8 @@ static void write_record(struct planner *p, uint32_t index, const struct msg_ope
     atomic_store_explicit(&r->state, ARENA_SEQUENCE_LIVE, memory_order_release);
 }
 
-static void place_sequence(struct planner *p, uint32_t index, const struct msg_open *o, const uint32_t *cached,
-                           uint32_t count)
+static void place_sequence(struct planner *p, uint32_t index, const struct msg_open *o,
+                           const uint32_t *cached, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++)
         prefix_ref(&p->prefix, cached[i]);
@@ -474,9 +476,10 @@ int planner_resume(struct planner *p, uint64_t id, struct msg_resumed *ret, stru
                                    .window = s->window,
                                    .tokens = {.count = s->prompt_tokens}};
         uint32_t slots;
-        int r = s->budget > budget_max(p) ? err_set(err, -E2BIG, "resume: budget: found %u, expected at most %u",
-                                                    s->budget, budget_max(p))
-                                          : open_slots(p, &as_open, &slots, err);
+        int r = s->budget > budget_max(p)
+                    ? err_set(err, -E2BIG, "resume: budget: found %u, expected at most %u", s->budget,
+                              budget_max(p))
+                    : open_slots(p, &as_open, &slots, err);
         if (r == 0)
             r = open_device(p, &as_open, slots, err);
         if (r < 0)

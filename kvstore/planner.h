@@ -1,11 +1,10 @@
 /* The planner: everything the store knows and decides, behind calls that need no socket and no thread.
  *
- * One owner: the thread that calls it (worker.c in the daemon, the test itself in tests). planner_advance does what
- * can be done now and says what it waits for; nothing in here blocks except copies of rows.
+ * One owner: the thread that calls it (worker.c in the daemon, the test itself in tests). planner_advance
+ * does what can be done now and says what it waits for; nothing in here blocks except copies of rows.
  *
  *   planner.c    attach, open, close, resume, sets        step.c       the state machine of one step
- *   residency.c  which layers are on the device           adopt.c      an arena left by another process
- */
+ *   residency.c  which layers are on the device           adopt.c      an arena left by another process */
 #ifndef KVSTORE_PLANNER_H
 #define KVSTORE_PLANNER_H
 
@@ -45,36 +44,36 @@ enum step_state {
     STEP_CONSUMED, /* waits for STEP_CONSUMED */
 };
 
-struct step_part { /* one entry of the step in flight */
+struct step_part {             /* one entry of the step in flight */
     struct sequence *sequence; /* NULL: refused */
     uint32_t index, position, count, token_at;
     int32_t status;
-    struct sequence *leaving;  /* closed before its set came; its memory is kept until the step is consumed */
+    struct sequence *leaving; /* closed before its set came; its memory is kept until the step is consumed */
 };
 
 struct step {
     enum step_state state;
-    uint32_t step;             /* in flight, or else the next one */
+    uint32_t step; /* in flight, or else the next one */
     uint32_t kind, selection, early_layers;
     uint32_t parts;
     struct step_part part[LIMIT_SEQUENCES];
-    uint32_t runs_raised;      /* ROWS_READY of runs [0, runs_raised) has been raised */
-    uint32_t runs_written;     /* dense: staged rows of runs below are back in the arena */
+    uint32_t runs_raised;  /* ROWS_READY of runs [0, runs_raised) has been raised */
+    uint32_t runs_written; /* dense: staged rows of runs below are back in the arena */
     bool phase_out[2];
     uint32_t staged_at[LIMIT_SEQUENCES]; /* first staging page of each part */
-    struct step_record record; /* private copy */
+    struct step_record record;           /* private copy */
 };
 
 struct residency {
-    uint32_t runs, resident;       /* of the model; resident in the version in use */
-    uint32_t version, proposed;    /* in use, and proposed last */
-    uint32_t runs_of[64];          /* resident runs of version v at v % 64 */
-    uint32_t returning;            /* runs being filled for; 0: none */
-    int32_t forced;                /* tests: that many runs, whatever memory says; -1: by memory */
-    uint32_t staging_pages;        /* of one layer and buffer */
-    uint32_t staging_slabs;        /* both buffers, all layers of a run */
-    uint64_t *staging;             /* [2][layer of a run][staging_pages] places; NULL: not taken */
-    uint64_t *staging_slab;        /* [staging_slabs] */
+    uint32_t runs, resident;    /* of the model; resident in the version in use */
+    uint32_t version, proposed; /* in use, and proposed last */
+    uint32_t runs_of[64];       /* resident runs of version v at v % 64 */
+    uint32_t returning;         /* runs being filled for; 0: none */
+    int32_t forced;             /* tests: that many runs, whatever memory says; -1: by memory */
+    uint32_t staging_pages;     /* of one layer and buffer */
+    uint32_t staging_slabs;     /* both buffers, all layers of a run */
+    uint64_t *staging;          /* [2][layer of a run][staging_pages] places; NULL: not taken */
+    uint64_t *staging_slab;     /* [staging_slabs] */
     uint32_t staging_layers;
 };
 
@@ -88,18 +87,18 @@ struct planner_totals { /* since the start */
 struct planner {
     struct planner_options options;
     struct planner_events events;
-    uint64_t epoch;                /* of this store */
+    uint64_t epoch; /* of this store */
     struct kv_layout layout;
     struct blocks blocks;
     struct prefix prefix;
     struct device device;
     struct pool *pool;
     struct gather gather;
-    bool attached;                 /* a decoder is there: the fields down to `step` are valid */
-    bool broken;                   /* it broke the rules: nothing is done for it until it is gone */
+    bool attached; /* a decoder is there: the fields down to `step` are valid */
+    bool broken;   /* it broke the rules: nothing is done for it until it is gone */
     uint64_t decoder_epoch;
     struct segment control;
-    struct control_header *flags;  /* of the control segment: for its flags alone */
+    struct control_header *flags; /* of the control segment: for its flags alone */
     struct tables tables;
     struct sequence_params params;
     struct residency residency;
@@ -108,10 +107,10 @@ struct planner {
     struct planner_totals totals;
 };
 
-/* `arena_fd`: an inherited arena (taken when it can be used, else left to the caller), or -1. `ret_adopted` tells
- * which; when it could not be used *ret_why says why and a fresh arena was made. */
-int planner_create(struct planner **ret, const struct planner_options *options, const struct kv_layout *layout,
-                   const struct planner_events *events, struct err *err);
+/* `arena_fd`: an inherited arena (taken when it can be used, else left to the caller), or -1.
+ * `ret_adopted` tells which; when it could not be used *ret_why says why and a fresh arena was made. */
+int planner_create(struct planner **ret, const struct planner_options *options,
+                   const struct kv_layout *layout, const struct planner_events *events, struct err *err);
 int planner_create_adopting(struct planner **ret, const struct planner_options *options,
                             const struct kv_layout *layout, const struct planner_events *events, int arena_fd,
                             struct err *why);
@@ -123,7 +122,8 @@ int planner_attach(struct planner *planner, uint64_t decoder_epoch, struct err *
 /* The decoder is gone: waits are broken, the step in flight is void, its sequences wait for a RESUME. */
 void planner_detach(struct planner *planner, int64_t now_ns);
 
-/* 0 and *ret_grant; -EEXIST, -EINVAL; -E2BIG: can never fit; -ENOSPC: does not fit now. One line with numbers. */
+/* 0 and *ret_grant; -EEXIST, -EINVAL; -E2BIG: can never fit; -ENOSPC: does not fit now. One line with
+ * numbers. */
 int planner_open(struct planner *planner, const struct msg_open *open, struct msg_grant *ret_grant,
                  struct err *err);
 
@@ -136,8 +136,8 @@ int planner_resume(struct planner *planner, uint64_t id, struct msg_resumed *ret
 uint32_t planner_prefix(const struct planner *planner, const struct msg_prefix *query);
 void planner_topk(struct planner *planner, const struct msg *msg);
 
-/* Does all that can be done now. Returns whether work that needs no event is left (filling pages, touching memory):
- * call planner_idle then, between events. */
+/* Does all that can be done now. Returns whether work that needs no event is left (filling pages, touching
+ * memory): call planner_idle then, between events. */
 void planner_advance(struct planner *planner);
 bool planner_idle(struct planner *planner, int64_t now_ns);
 
@@ -158,7 +158,8 @@ void planner_add_counters(struct kv_counters *sum, const struct kv_counters *cou
 void planner_break(struct planner *planner, const char *why);
 void planner_finish_close(struct planner *planner, struct sequence *sequence);
 
-/* Makes a waiting next set known to the tables' side: stages or commits it as far as the step in flight allows. */
+/* Makes a waiting next set known to the tables' side: stages or commits it as far as the step in flight
+ * allows. */
 void planner_settle(struct planner *planner, struct sequence *sequence);
 
 /* Gathers all loads and fills of a sequence in all offloaded layers and counts them. */

@@ -44,7 +44,8 @@ struct hash128 prefix_root(const struct prefix *p, uint64_t salt)
     return hash_bytes(p->blocks->header->salt, &salt, sizeof salt);
 }
 
-struct hash128 prefix_hash(struct hash128 parent, const struct made *made, const uint32_t tokens[BLOCK_TOKENS])
+struct hash128 prefix_hash(struct hash128 parent, const struct made *made,
+                           const uint32_t tokens[BLOCK_TOKENS])
 {
     struct {
         struct made made;

@@ -114,8 +114,8 @@ static uint32_t runs_that_fit(const struct planner *p)
     return runs;
 }
 
-/* To how many runs the layers may come back: with room for all that there ever can be, and for the slots that are
- * still held while their layers' pages are filled. */
+/* To how many runs the layers may come back: with room for all that there ever can be, and for the slots
+ * that are still held while their layers' pages are filled. */
 static uint32_t runs_to_return(const struct planner *p)
 {
     uint64_t slots = 0;
@@ -193,7 +193,8 @@ static bool return_fill(struct planner *p, struct sequence *s, uint32_t run, uin
     gather_pages(&p->gather, &job);
     s->pages_valid[run] = to;
     s->counters.rows_filled += (uint64_t)(to - from) * p->layout.row_heads;
-    s->counters.bytes_filled += (uint64_t)(to - from) * p->layout.row_heads * (end - layer) * p->layout.piece_bytes;
+    s->counters.bytes_filled +=
+        (uint64_t)(to - from) * p->layout.row_heads * (end - layer) * p->layout.piece_bytes;
     *budget -= (to - from + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
     return true;
 }
@@ -235,7 +236,8 @@ static void count_filled(struct planner *p, struct sequence *s, uint32_t group, 
     for (uint32_t h = 0; h < p->layout.row_heads; h++)
         rows += elastic_head(&s->elastic, group, h)->used;
     uint32_t first = layout_run_first(&p->layout, layout_run_of(&p->layout, layer));
-    bool counted = layer != (first > p->layout.group_first_layer[group] ? first : p->layout.group_first_layer[group]);
+    bool counted =
+        layer != (first > p->layout.group_first_layer[group] ? first : p->layout.group_first_layer[group]);
     s->counters.rows_filled += counted ? 0 : rows;
     s->counters.bytes_filled += rows * p->layout.piece_bytes;
 }

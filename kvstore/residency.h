@@ -1,8 +1,9 @@
 /* Which layers are on the device: accounting, versions, and the transitions between them.
  *
- * Layers of runs [0, resident) are. Offloading goes run by run from the last; it is proposed as soon as what all
- * sequences will need next no longer fits. Coming back needs room for all that they may ever grow to, so that a
- * load near the threshold does not swing. Slots are taken layer by layer before that layer's pages are given. */
+ * Layers of runs [0, resident) are. Offloading goes run by run from the last; it is proposed as soon as
+ * what all sequences will need next no longer fits. Coming back needs room for all that they may ever grow
+ * to, so that a load near the threshold does not swing. Slots are taken layer by layer before that layer's
+ * pages are given. */
 #ifndef KVSTORE_RESIDENCY_H
 #define KVSTORE_RESIDENCY_H
 
@@ -28,9 +29,10 @@ void residency_review(struct planner *planner);
 /* The version that a step's record names comes into use. -EPROTO: it was never proposed, or is older. */
 int residency_apply(struct planner *planner, uint32_t version);
 
-/* Pages of all resident runs for a sequence: room for `positions`, rows of [0, valid). 0 or -ENOSPC. The fills are
- * added to the gather batch. */
-int residency_ensure_pages(struct planner *planner, struct sequence *sequence, uint32_t positions, uint32_t valid);
+/* Pages of all resident runs for a sequence: room for `positions`, rows of [0, valid). 0 or -ENOSPC. The
+ * fills are added to the gather batch. */
+int residency_ensure_pages(struct planner *planner, struct sequence *sequence, uint32_t positions,
+                           uint32_t valid);
 
 /* Slots in all offloaded layers, for a sparse step. 0 or -ENOSPC. */
 int residency_ensure_slots(struct planner *planner, struct sequence *sequence);
@@ -46,6 +48,7 @@ static inline uint32_t residency_layers(const struct planner *p)
 }
 
 /* Places of the staging pages of a layer of `run`, from page `first`. */
-const uint64_t *residency_staging(const struct planner *planner, uint32_t run, uint32_t layer, uint32_t first);
+const uint64_t *residency_staging(const struct planner *planner, uint32_t run, uint32_t layer,
+                                  uint32_t first);
 
 #endif

@@ -1,7 +1,8 @@
-/* Merges of sorted position lists; see selection.h. No state of its own; any thread, one at a time per list.
+/* Merges of sorted position lists; see selection.h. No state of its own; any thread, one at a time per
+ * list.
  *
- * The merge runs over every list of every sequence in each step. Between two changes it copies a fixed width and
- * counts how much of that it wanted, so it has no branch that depends on the data but rare ones. */
+ * The merge runs over every list of every sequence in each step. Between two changes it copies a fixed
+ * width and counts how much of that it wanted, so it has no branch that depends on the data but rare ones. */
 #include "kvstore/selection.h"
 
 #include <string.h>
@@ -75,8 +76,8 @@ static void list_end(struct selection_list *list, uint32_t count)
         list->position[count + i] = SELECTION_BEHIND;
 }
 
-/* The positions of `now` that stand before x, moved over; returns how many. Copies WIDE at a time and counts what
- * was wanted: more than WIDE between two changes are rare. */
+/* The positions of `now` that stand before x, moved over; returns how many. Copies WIDE at a time and
+ * counts what was wanted: more than WIDE between two changes are rare. */
 static inline uint32_t copy_before(const struct selection_list *now, uint32_t i, int32_t x,
                                    int32_t *restrict out, uint16_t *restrict out_slot)
 {

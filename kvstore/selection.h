@@ -1,8 +1,9 @@
-/* One list of selected positions, and the change that leads to the next one. Pure, no ownership of memory but its
- * own; the caller (elastic.h) says which slots the positions have.
+/* One list of selected positions, and the change that leads to the next one. Pure, no ownership of memory
+ * but its own; the caller (elastic.h) says which slots the positions have.
  *
- * A change is made in two parts, so that it can be refused before anything else was touched: selection_diff or
- * selection_full merges it into `next` and checks it; selection_swap makes `next` the list. */
+ * A change is made in two parts, so that it can be refused before anything else was touched:
+ * selection_diff or selection_full merges it into `next` and checks it; selection_swap makes `next` the
+ * list. */
 #ifndef KVSTORE_SELECTION_H
 #define KVSTORE_SELECTION_H
 
@@ -21,8 +22,8 @@ struct selection_list {
 
 struct selection {
     struct selection_list now, next;
-    uint32_t max;           /* positions of a list */
-    uint32_t *added_at;     /* where in `next` those stand that `now` lacks, ascending */
+    uint32_t max;       /* positions of a list */
+    uint32_t *added_at; /* where in `next` those stand that `now` lacks, ascending */
     uint32_t added;
     uint16_t *removed_slot; /* slots of those that `next` lacks */
     uint32_t removed;
@@ -31,8 +32,8 @@ struct selection {
 struct selection_change {
     const uint32_t *added, *removed; /* ascending */
     uint32_t added_count, removed_count;
-    uint32_t low, high;              /* every added position is in [low, high), high <= LIMIT_CONTEXT */
-    int32_t *scratch;                /* SELECTION_SCRATCH(max) entries */
+    uint32_t low, high; /* every added position is in [low, high), high <= LIMIT_CONTEXT */
+    int32_t *scratch;   /* SELECTION_SCRATCH(max) entries */
 };
 
 #define SELECTION_SCRATCH(max) (2u * (max) + 2u)

@@ -1,5 +1,5 @@
-/* Records, pages and slots of sequences; see sequence.h. Owner: the planner thread. It must never give a page or a
- * slab of a sequence that a step in flight names: planner.c asks only when there is none. */
+/* Records, pages and slots of sequences; see sequence.h. Owner: the planner thread. It must never give a
+ * page or a slab of a sequence that a step in flight names: planner.c asks only when there is none. */
 #include "kvstore/sequence.h"
 
 #include <errno.h>
@@ -108,8 +108,8 @@ static void give_last_pages(struct sequence *s, struct device *device, const str
     }
 }
 
-int sequence_grow_pages(struct sequence *s, struct device *device, const struct kv_layout *layout, uint32_t run,
-                        uint32_t pages)
+int sequence_grow_pages(struct sequence *s, struct device *device, const struct kv_layout *layout,
+                        uint32_t run, uint32_t pages)
 {
     CHECK(pages <= s->pages_max);
     uint32_t first = layout_run_first(layout, run), end = layout_run_first(layout, run + 1);
@@ -127,7 +127,8 @@ int sequence_grow_pages(struct sequence *s, struct device *device, const struct 
     return 0;
 }
 
-void sequence_give_pages(struct sequence *s, struct device *device, const struct kv_layout *layout, uint32_t run)
+void sequence_give_pages(struct sequence *s, struct device *device, const struct kv_layout *layout,
+                         uint32_t run)
 {
     give_last_pages(s, device, layout, run, 0);
     s->pages_valid[run] = 0;
@@ -146,7 +147,8 @@ static bool slab_needed(const struct sequence_params *p, uint32_t slots, uint32_
     return false;
 }
 
-int sequence_take_slots(struct sequence *s, struct device *device, const struct sequence_params *p, uint32_t layer)
+int sequence_take_slots(struct sequence *s, struct device *device, const struct sequence_params *p,
+                        uint32_t layer)
 {
     CHECK(!s->has_slots[layer]);
     if (device->free_count < s->slot_slabs)

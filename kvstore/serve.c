@@ -1,8 +1,8 @@
-/* Sockets of the store; see serve.h. Owner of everything in here: the loop thread. It must never touch the planner
- * while its thread runs: commands and answers go through worker.h.
+/* Sockets of the store; see serve.h. Owner of everything in here: the loop thread. It must never touch the
+ * planner while its thread runs: commands and answers go through worker.h.
  *
- * The planner is made when the first decoder says HELLO, since the layout comes with it. A decoder's life is that of
- * its connection for descriptors: when that ends, the decoder is dead, whatever the bus says. */
+ * The planner is made when the first decoder says HELLO, since the layout comes with it. A decoder's life
+ * is that of its connection for descriptors: when that ends, the decoder is dead, whatever the bus says. */
 #include "kvstore/serve.h"
 
 #include <errno.h>
@@ -29,7 +29,7 @@ struct connection { /* of the socket for descriptors */
     struct serve *serve;
     int fd;
     pid_t pid;
-    uint32_t role;  /* 0 before it asked */
+    uint32_t role; /* 0 before it asked */
     uint64_t epoch;
 };
 
@@ -41,17 +41,17 @@ struct serve {
     struct msg_hello hello;
     int listen_fd, arena_fd;
     struct connection connections[CONNECTIONS_MAX];
-    struct planner *planner;       /* exists with the worker */
+    struct planner *planner; /* exists with the worker */
     struct worker *worker;
-    struct kv_layout layout;       /* valid with the worker */
-    uint64_t decoder_epoch;        /* greeted; 0: none */
-    struct connection *decoder;    /* its connection, once it has asked */
+    struct kv_layout layout;    /* valid with the worker */
+    uint64_t decoder_epoch;     /* greeted; 0: none */
+    struct connection *decoder; /* its connection, once it has asked */
     bool have_retriever;
     struct kv_layout retriever_layout;
-    struct hash128 tokenizer[2];   /* of decoder and retriever */
+    struct hash128 tokenizer[2]; /* of decoder and retriever */
     bool draining;
     const char *state;
-    struct worker_stats stats;     /* last snapshot, for status */
+    struct worker_stats stats; /* last snapshot, for status */
 };
 
 static void set_state(struct serve *s, const char *state)
@@ -113,9 +113,10 @@ static int make_planner(struct serve *s, const struct kv_layout *layout, struct 
     s->hello.has_layout = true;
     s->hello.layout = *layout;
     bus_set_hello(s->bus, &s->hello);
-    log_info("layout layers=%u row_heads=%u groups=%u piece_bytes=%u context=%u device_slabs=%u host_blocks=%u",
-             layout->layers, layout->row_heads, layout->groups, layout->piece_bytes, layout->context_max,
-             s->planner->device.slabs, s->planner->blocks.blocks_max);
+    log_info(
+        "layout layers=%u row_heads=%u groups=%u piece_bytes=%u context=%u device_slabs=%u host_blocks=%u",
+        layout->layers, layout->row_heads, layout->groups, layout->piece_bytes, layout->context_max,
+        s->planner->device.slabs, s->planner->blocks.blocks_max);
     for (int i = 0; i < CONNECTIONS_MAX; i++)
         if (s->connections[i].fd >= 0 && s->connections[i].role == ROLE_LAUNCH)
             send_arena(s, &s->connections[i]);
@@ -242,7 +243,8 @@ static void on_answer(struct serve *s, struct worker_answer *a)
     struct bus_peer *peer;
     switch (a->kind) {
     case WORKER_REPLY:
-        bus_reply(s->server, &a->peer, &a->msg); /* a full queue is counted by the bus; the asker has a deadline */
+        bus_reply(s->server, &a->peer,
+                  &a->msg); /* a full queue is counted by the bus; the asker has a deadline */
         break;
     case WORKER_TO_ROLE:
         peer = bus_find_role(s->server, a->role);
@@ -305,15 +307,17 @@ static bool hash_set(struct hash128 h)
 }
 
 /* What a retriever's sets and the store's rows must agree on. */
-static int compare_retriever(const struct kv_layout *store, const struct kv_layout *retriever, struct err *err)
+static int compare_retriever(const struct kv_layout *store, const struct kv_layout *retriever,
+                             struct err *err)
 {
     if (!hash_equal(store->model, retriever->model))
         return err_set(err, -EINVAL, "layout: model: found %016llx, expected %016llx",
                        (unsigned long long)retriever->model.lo, (unsigned long long)store->model.lo);
     if (store->selection_heads != retriever->selection_heads || store->groups != retriever->groups)
-        return err_set(err, -EINVAL,
-                       "layout: found %u selection heads in %u groups, expected %u selection heads in %u groups",
-                       retriever->selection_heads, retriever->groups, store->selection_heads, store->groups);
+        return err_set(
+            err, -EINVAL,
+            "layout: found %u selection heads in %u groups, expected %u selection heads in %u groups",
+            retriever->selection_heads, retriever->groups, store->selection_heads, store->groups);
     for (uint32_t g = 0; g <= store->groups && g <= LIMIT_GROUPS; g++)
         if (store->group_first_layer[g] != retriever->group_first_layer[g])
             return err_set(err, -EINVAL, "layout: group %u: found first layer %u, expected %u", g,
@@ -325,8 +329,9 @@ static int compare_tokenizers(struct serve *s, int which, struct hash128 found, 
 {
     struct hash128 other = s->tokenizer[!which];
     if (hash_set(found) && hash_set(other) && !hash_equal(found, other))
-        return err_set(err, -EINVAL, "tokenizer: found %016llx, the %s has %016llx", (unsigned long long)found.lo,
-                       which == 0 ? "retriever" : "decoder", (unsigned long long)other.lo);
+        return err_set(err, -EINVAL, "tokenizer: found %016llx, the %s has %016llx",
+                       (unsigned long long)found.lo, which == 0 ? "retriever" : "decoder",
+                       (unsigned long long)other.lo);
     s->tokenizer[which] = found;
     return 0;
 }
@@ -361,8 +366,8 @@ static int greet_decoder(struct serve *s, const struct bus_peer *peer, const str
         if (s->decoder)
             return err_set(err, -EINVAL, "layout: found fingerprint %016llx, expected %016llx",
                            (unsigned long long)found.lo, (unsigned long long)mine.lo);
-        log_info("another layout: the arena is dropped found=%016llx had=%016llx", (unsigned long long)found.lo,
-                 (unsigned long long)mine.lo);
+        log_info("another layout: the arena is dropped found=%016llx had=%016llx",
+                 (unsigned long long)found.lo, (unsigned long long)mine.lo);
         stop_planner(s);
     }
     if (!s->worker) {
@@ -476,7 +481,8 @@ int serve_create(struct serve **ret, struct loop *loop, const struct options *op
     *s = (struct serve){.loop = loop, .options = *options, .listen_fd = -1, .arena_fd = arena_fd};
     for (int i = 0; i < CONNECTIONS_MAX; i++)
         s->connections[i] = (struct connection){.serve = s, .fd = -1};
-    s->hello = (struct msg_hello){.role = ROLE_KVSTORE, .version_min = MSG_VERSION_MIN, .pid = (uint32_t)getpid()};
+    s->hello =
+        (struct msg_hello){.role = ROLE_KVSTORE, .version_min = MSG_VERSION_MIN, .pid = (uint32_t)getpid()};
     snprintf(s->hello.build, sizeof s->hello.build, "%s", SPECONTEXT_VERSION);
     snprintf(s->hello.device, sizeof s->hello.device, "cpu");
     s->bus = bus_create(loop, &s->hello);

@@ -1,4 +1,5 @@
-/* The store's loop thread: its server on the bus, the socket that hands out descriptors, and who is attached. */
+/* The store's loop thread: its server on the bus, the socket that hands out descriptors, and who is
+ * attached. */
 #ifndef KVSTORE_SERVE_H
 #define KVSTORE_SERVE_H
 

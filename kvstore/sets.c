@@ -1,5 +1,5 @@
-/* Selections as they arrive: whose they are, when they may be used, and the rows that they ask for. Owner: the
- * planner thread; merges run on its pool, one sequence a body. */
+/* Selections as they arrive: whose they are, when they may be used, and the rows that they ask for. Owner:
+ * the planner thread; merges run on its pool, one sequence a body. */
 #include <errno.h>
 #include <string.h>
 
@@ -79,7 +79,8 @@ static void put_aside(const struct planner *p, struct sequence *s, const struct 
     s->pending = pending;
 }
 
-/* Whether the next set may replace the one in use: no step reads it, and none that is to come will ask for it. */
+/* Whether the next set may replace the one in use: no step reads it, and none that is to come will ask for
+ * it. */
 static bool may_commit(const struct sequence *s)
 {
     const struct elastic *e = &s->elastic;
@@ -158,7 +159,8 @@ static void split(struct planner *p, const struct msg *msg, struct arrival *arri
 void planner_topk(struct planner *p, const struct msg *msg)
 {
     const struct msg_topk *t = &msg->topk;
-    planner_advance(p); /* what these sets were made from may rest on flags that are raised but not seen yet */
+    planner_advance(
+        p); /* what these sets were made from may rest on flags that are raised but not seen yet */
     if (t->groups != p->layout.groups || t->selection_heads != p->layout.selection_heads ||
         t->entry_count > LIMIT_SEQUENCES) {
         p->totals.sets_refused++;

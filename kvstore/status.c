@@ -124,8 +124,10 @@ static void put_sequences(json_t *root, const struct worker_stats *s)
 
 static void put_stats(json_t *root, const struct worker_stats *s)
 {
-    static const char *const STATES[] = {[STEP_IDLE] = "idle", [STEP_SETS] = "waits for a selection",
-                                         [STEP_STAGED] = "staging", [STEP_WRITTEN] = "waits for the decoder",
+    static const char *const STATES[] = {[STEP_IDLE] = "idle",
+                                         [STEP_SETS] = "waits for a selection",
+                                         [STEP_STAGED] = "staging",
+                                         [STEP_WRITTEN] = "waits for the decoder",
                                          [STEP_CONSUMED] = "waits for the decoder"};
     set_hex(root, "epoch", s->store_epoch);
     set_hex(root, "decoder_epoch", s->decoder_epoch);

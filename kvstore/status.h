@@ -10,7 +10,7 @@ struct status_source {
     const struct kv_layout *layout;   /* with stats */
     const struct planner_options *options;
     const struct bus_counters *bus;
-    const char *state;                /* what it waits for or does */
+    const char *state; /* what it waits for or does */
 };
 
 char *status_json(const struct status_source *source); /* malloc'ed */

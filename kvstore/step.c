@@ -2,8 +2,9 @@
  *
  *   IDLE -> SETS (sparse) or STAGED (dense) -> WRITTEN -> CONSUMED -> IDLE
  *
- * Records are copied out of shared memory before they are checked, and everything in them is checked before it
- * is used. A part that cannot be served gets a status; a record that makes no sense breaks the connection. */
+ * Records are copied out of shared memory before they are checked, and everything in them is checked
+ * before it is used. A part that cannot be served gets a status; a record that makes no sense breaks the
+ * connection. */
 #include "kvstore/step.h"
 
 #include <errno.h>
@@ -16,7 +17,8 @@
 static bool record_sane(const struct planner *p, const struct step_record *r)
 {
     return r->step == p->step.step && r->kind >= STEP_DENSE && r->kind <= STEP_RECORD &&
-           r->selection <= SELECTION_MIXED && r->entries <= LIMIT_SEQUENCES && r->tokens <= LIMIT_STEP_TOKENS &&
+           r->selection <= SELECTION_MIXED && r->entries <= LIMIT_SEQUENCES &&
+           r->tokens <= LIMIT_STEP_TOKENS &&
            (r->selection != SELECTION_MIXED || r->early_layers <= p->layout.layers);
 }
 
@@ -169,8 +171,8 @@ static bool run_consumed(struct planner *p, uint32_t run)
     return flag_reached(planner_flag(p, FLAG_RUN_CONSUMED + run), p->step.step);
 }
 
-/* Two buffers take turns: that of a run is filled again, for the run after next, once its rows are read and its
- * new ones are back in the arena. */
+/* Two buffers take turns: that of a run is filled again, for the run after next, once its rows are read
+ * and its new ones are back in the arena. */
 static bool staged_advance(struct planner *p)
 {
     struct step *step = &p->step;
@@ -211,7 +213,8 @@ static bool set_at_hand(const struct sequence *s, uint32_t position)
 /* Position that the set of a phase is made from. */
 static uint32_t set_position(const struct step *step, uint32_t phase, uint32_t position)
 {
-    bool previous = step->selection == SELECTION_PREVIOUS || (step->selection == SELECTION_MIXED && phase == 0);
+    bool previous =
+        step->selection == SELECTION_PREVIOUS || (step->selection == SELECTION_MIXED && phase == 0);
     return previous ? position - 1 : position;
 }
 
@@ -246,7 +249,8 @@ static void prepare_part(void *arg, int index, int thread)
         elastic_pin(e, e->limit < part->position + 1 ? e->limit : part->position + 1, part->position + 1,
                     s->committed);
     tables_lists(&p->tables, p->step.step, work->phase, s, part->position);
-    tables_entry(&p->tables, p->step.step, work->phase, part->index, 0, s->loaded + e->loads.count + e->fills.count);
+    tables_entry(&p->tables, p->step.step, work->phase, part->index, 0,
+                 s->loaded + e->loads.count + e->fills.count);
 }
 
 /* Gathers what the parts lack, run by run, and raises ROWS_READY of each run in [.., end). */
@@ -375,7 +379,8 @@ static bool sets_advance(struct planner *p)
         phase_publish(p, phase);
         for (uint32_t i = 0; i < step->parts && phase == 0; i++)
             if (step->part[i].sequence)
-                planner_settle(p, step->part[i].sequence); /* the late set may have waited behind the early one */
+                planner_settle(
+                    p, step->part[i].sequence); /* the late set may have waited behind the early one */
         moved = true;
     }
     return moved;

@@ -1,5 +1,5 @@
-/* Tables of a step; see tables.h. Owner: the planner thread, lists also by its pool. It must never write a table
- * of the parity that a step in flight reads. */
+/* Tables of a step; see tables.h. Owner: the planner thread, lists also by its pool. It must never write a
+ * table of the parity that a step in flight reads. */
 #include "kvstore/tables.h"
 
 #include <string.h>
@@ -31,7 +31,8 @@ void tables_begin(struct tables *t, uint32_t step, uint32_t version, uint32_t re
         header->resident[l] = l < resident;
 }
 
-void tables_pages(struct tables *t, uint32_t step, struct sequence *s, uint32_t pages, const uint32_t range[2])
+void tables_pages(struct tables *t, uint32_t step, struct sequence *s, uint32_t pages,
+                  const uint32_t range[2])
 {
     CHECK(pages <= t->header.pages_max && pages <= s->pages_max);
     for (uint32_t l = range[0]; l < range[1]; l++) {
@@ -42,8 +43,8 @@ void tables_pages(struct tables *t, uint32_t step, struct sequence *s, uint32_t 
     }
 }
 
-void tables_staging(struct tables *t, uint32_t step, struct sequence *s, uint32_t layer, const uint64_t *pages,
-                    uint32_t count)
+void tables_staging(struct tables *t, uint32_t step, struct sequence *s, uint32_t layer,
+                    const uint64_t *pages, uint32_t count)
 {
     CHECK(count <= t->header.pages_max);
     memcpy(table_pages_at(view_of(t, step), s->index, layer), pages, count * sizeof *pages);
@@ -102,7 +103,8 @@ void tables_lists(struct tables *t, uint32_t step, uint32_t phase, struct sequen
             uint32_t n = write_positions(list, sinks, window, table_positions_at(view, index));
             *table_count_at(view, index) = n;
             if (e->attached[g])
-                write_slots(list, elastic_head(e, g, h / e->ratio), sinks, window, table_slots_at(view, index));
+                write_slots(list, elastic_head(e, g, h / e->ratio), sinks, window,
+                            table_slots_at(view, index));
             s->counters.attended += phase ? n : 0;
         }
         uint32_t *writes = table_write_at(view, s->index, g);

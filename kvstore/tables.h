@@ -1,8 +1,8 @@
 /* Writes the tables of a step into the control segment: SHARED-MEMORY.md section 3.
  *
- * One owner: the planner; tables_lists of different sequences may run at once. The header used for addresses is a
- * private copy, so nothing that a peer writes into the segment leads the store astray. Page and slab entries are
- * written once per parity and sequence, and again only after they have changed. */
+ * One owner: the planner; tables_lists of different sequences may run at once. The header used for
+ * addresses is a private copy, so nothing that a peer writes into the segment leads the store astray. Page
+ * and slab entries are written once per parity and sequence, and again only after they have changed. */
 #ifndef KVSTORE_TABLES_H
 #define KVSTORE_TABLES_H
 
@@ -12,8 +12,8 @@
 #include "proto/control.h"
 
 struct tables {
-    struct control_header header;  /* private copy */
-    struct table_view view[2];     /* per parity */
+    struct control_header header; /* private copy */
+    struct table_view view[2];    /* per parity */
 };
 
 /* `control` is mapped read-write and holds an initialised header. */

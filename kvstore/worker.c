@@ -1,5 +1,5 @@
-/* The planner's thread; see worker.h. It sleeps on its mailbox and on the store's doorbell, or, while a dense step's
- * staging waits for the decoder, on RUN_CONSUMED in slices. It must never touch a socket. */
+/* The planner's thread; see worker.h. It sleeps on its mailbox and on the store's doorbell, or, while a
+ * dense step's staging waits for the decoder, on RUN_CONSUMED in slices. It must never touch a socket. */
 #include "kvstore/worker.h"
 
 #include <errno.h>
@@ -29,7 +29,7 @@ struct worker {
     uint32_t proposed;            /* last version that the decoder's bell was rung for */
     uint64_t answers_lost;
     atomic_bool stopping;
-    pthread_mutex_t mutex;        /* of stats */
+    pthread_mutex_t mutex; /* of stats */
     struct worker_stats stats;
 };
 

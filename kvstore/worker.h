@@ -1,7 +1,7 @@
 /* The planner's thread and the two mailboxes between it and the loop thread.
  *
- * The loop thread puts commands and takes answers; it never touches the planner while the thread runs, except to read
- * the snapshot that worker_stats copies. */
+ * The loop thread puts commands and takes answers; it never touches the planner while the thread runs,
+ * except to read the snapshot that worker_stats copies. */
 #ifndef KVSTORE_WORKER_H
 #define KVSTORE_WORKER_H
 
@@ -34,7 +34,7 @@ struct worker_answer {
     struct msg msg;
     void *owned; /* freed with the answer: what msg points to */
     uint64_t epoch;
-    int fds[4];  /* device, control, doorbell of the store, of the decoder: the loop thread's to close */
+    int fds[4]; /* device, control, doorbell of the store, of the decoder: the loop thread's to close */
     uint64_t device_bytes, control_bytes;
     struct err error;
 };
@@ -63,8 +63,8 @@ struct worker_stats { /* a snapshot for STATUS */
 
 struct worker;
 
-/* Starts the thread over `planner`, which stays the caller's and must not be touched until worker_stop. The planner's
- * events must be worker_events(): set them before it is created. */
+/* Starts the thread over `planner`, which stays the caller's and must not be touched until worker_stop.
+ * The planner's events must be worker_events(): set them before it is created. */
 struct worker *worker_start(struct planner *planner);
 void worker_stop(struct worker **worker);
 struct planner_events worker_events(void);

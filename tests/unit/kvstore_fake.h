@@ -1,8 +1,8 @@
-/* A decoder and a retriever for tests of the planner, in the same thread. Every piece holds its coordinates
- * (sequence, position, layer, row head), so a row that went astray is seen at once.
+/* A decoder and a retriever for tests of the planner, in the same thread. Every piece holds its
+ * coordinates (sequence, position, layer, row head), so a row that went astray is seen at once.
  *
- * fake_dense and fake_sparse do one step each as the decoder would: post a record, read what the tables name, check
- * each piece, write the new ones, raise the flags. */
+ * fake_dense and fake_sparse do one step each as the decoder would: post a record, read what the tables
+ * name, check each piece, write the new ones, raise the flags. */
 #ifndef TESTS_KVSTORE_FAKE_H
 #define TESTS_KVSTORE_FAKE_H
 
@@ -39,7 +39,7 @@ struct fake_set { /* what the retriever sent last */
 struct fake_sequence {
     uint64_t id;
     uint32_t index, next, prompt, capacity, budget, sinks, window;
-    bool has;                  /* the retriever sent a set */
+    bool has; /* the retriever sent a set */
     struct fake_set set, before;
     uint32_t tokens[FAKE_CONTEXT];
 };
@@ -52,6 +52,7 @@ struct fake {
     uint8_t *device;
     uint64_t random;
     uint32_t step, version;
+    bool deaf; /* takes no proposal of a resident set */
     struct fake_sequence sequences[FAKE_SEQUENCES];
     uint32_t reselects, closed, broken;
     uint64_t reselected;
@@ -118,10 +119,8 @@ static inline struct planner_options fake_options(void)
 
 static inline struct planner_events fake_events(struct fake *f)
 {
-    return (struct planner_events){.arg = f,
-                                   .reselect = fake_on_reselect,
-                                   .closed = fake_on_closed,
-                                   .broken = fake_on_broken};
+    return (struct planner_events){
+        .arg = f, .reselect = fake_on_reselect, .closed = fake_on_closed, .broken = fake_on_broken};
 }
 
 /* Maps what planner_attach made, as the decoder would. */
@@ -166,13 +165,15 @@ static inline struct fake_piece fake_piece(uint64_t id, uint32_t layer, uint32_t
     return p;
 }
 
-static inline void fake_check_piece(const void *at, uint64_t id, uint32_t layer, uint32_t head, uint32_t position)
+static inline void fake_check_piece(const void *at, uint64_t id, uint32_t layer, uint32_t head,
+                                    uint32_t position)
 {
     struct fake_piece want = fake_piece(id, layer, head, position);
     if (memcmp(at, &want, sizeof want)) {
         const struct fake_piece *found = at;
         fail_msg("found sequence %u position %u layer %u head %u, expected %u %u %u %u", found->sequence,
-                 found->position, found->place >> 16, found->place & 0xffff, want.sequence, position, layer, head);
+                 found->position, found->place >> 16, found->place & 0xffff, want.sequence, position, layer,
+                 head);
     }
 }
 
@@ -184,21 +185,22 @@ struct fake_open {
     uint32_t token_seed; /* equal seeds: equal prompts */
 };
 
-static inline int fake_try_open(struct fake *f, struct fake_sequence *s, uint64_t id, const struct fake_open *o,
-                                struct err *err)
+static inline int fake_try_open(struct fake *f, struct fake_sequence *s, uint64_t id,
+                                const struct fake_open *o, struct err *err)
 {
     memset(s, 0, sizeof *s);
     for (uint32_t i = 0; i < FAKE_CONTEXT; i++)
         s->tokens[i] = i < o->prompt ? o->token_seed * 7919 + i : (uint32_t)id * 31 + i;
-    struct msg_open open = {.sequence = id,
-                            .flags = o->flags,
-                            .salt = o->salt,
-                            .made = {.kind = o->budget ? ARENA_MADE_SPARSE : ARENA_MADE_FULL, .budget = o->budget},
-                            .capacity = o->capacity,
-                            .budget = o->budget,
-                            .sinks = o->sinks,
-                            .window = o->window,
-                            .tokens = {.at = s->tokens, .count = o->prompt}};
+    struct msg_open open = {
+        .sequence = id,
+        .flags = o->flags,
+        .salt = o->salt,
+        .made = {.kind = o->budget ? ARENA_MADE_SPARSE : ARENA_MADE_FULL, .budget = o->budget},
+        .capacity = o->capacity,
+        .budget = o->budget,
+        .sinks = o->sinks,
+        .window = o->window,
+        .tokens = {.at = s->tokens, .count = o->prompt}};
     struct msg_grant grant;
     int r = planner_open(f->planner, &open, &grant, err);
     if (r < 0)
@@ -270,7 +272,7 @@ static inline void fake_post(struct fake *f, const struct fake_step *step)
         r->tokens += step->count[i];
     }
     uint32_t proposed = atomic_load(&control_flag_at(f->h, FLAG_RESIDENT_PROPOSED)->value);
-    if (proposed != f->version) {
+    if (proposed != f->version && !f->deaf) {
         f->version = proposed;
         flag_raise(control_flag_at(f->h, FLAG_RESIDENT_ACKED), proposed);
     }
@@ -283,17 +285,18 @@ static inline struct table_header *fake_tables(struct fake *f)
     return control_table_at(f->h, f->step);
 }
 
-static inline uint8_t *fake_page_piece(struct fake *f, const struct fake_sequence *s, uint32_t layer, uint32_t head,
-                                       uint32_t position)
+static inline uint8_t *fake_page_piece(struct fake *f, const struct fake_sequence *s, uint32_t layer,
+                                       uint32_t head, uint32_t position)
 {
     const struct table_view *view = &f->view[f->step & 1];
     uint64_t page = table_pages_at(view, s->index, layer)[position / BLOCK_TOKENS];
     assert_true(page + f->h->page_bytes <= f->h->device_bytes);
-    return f->device + page + ((uint64_t)head * BLOCK_TOKENS + position % BLOCK_TOKENS) * f->layout.piece_bytes;
+    return f->device + page +
+           ((uint64_t)head * BLOCK_TOKENS + position % BLOCK_TOKENS) * f->layout.piece_bytes;
 }
 
-static inline uint8_t *fake_slot_piece(struct fake *f, const struct fake_sequence *s, uint32_t layer, uint32_t head,
-                                       uint32_t slot)
+static inline uint8_t *fake_slot_piece(struct fake *f, const struct fake_sequence *s, uint32_t layer,
+                                       uint32_t head, uint32_t slot)
 {
     assert_true(slot < f->h->slots);
     const struct table_view *view = &f->view[f->step & 1];
@@ -310,8 +313,8 @@ static inline int32_t fake_status(struct fake *f, const struct fake_sequence *s)
     return t->status;
 }
 
-static inline uint8_t *fake_host_piece(struct fake *f, const struct fake_sequence *s, uint32_t layer, uint32_t head,
-                                       uint32_t position)
+static inline uint8_t *fake_host_piece(struct fake *f, const struct fake_sequence *s, uint32_t layer,
+                                       uint32_t head, uint32_t position)
 {
     const struct sequence *q = &f->planner->sequences[s->index];
     return blocks_rows(&f->planner->blocks, q->record->block[position / BLOCK_TOKENS]) +
@@ -342,7 +345,8 @@ static inline void fake_end_step(struct fake *f, const struct fake_step *step)
     f->step++;
 }
 
-/* `shared`: a sequence whose cached prefix another one made has that one's coordinates in it: not checked there. */
+/* `shared`: a sequence whose cached prefix another one made has that one's coordinates in it: not checked
+ * there. */
 static inline void fake_dense(struct fake *f, const struct fake_step *step)
 {
     fake_post(f, step);
@@ -431,7 +435,8 @@ static inline bool fake_holds(const uint32_t *at, uint32_t n, uint32_t p)
 }
 
 /* Adds the sequence's set, as a difference to the one before or whole. */
-static inline void fake_topk_add(struct fake *f, struct fake_topk *t, const struct fake_sequence *s, bool whole)
+static inline void fake_topk_add(struct fake *f, struct fake_topk *t, const struct fake_sequence *s,
+                                 bool whole)
 {
     struct msg_topk_entry *e = &t->entries[t->msg.topk.entry_count++];
     *e = (struct msg_topk_entry){.sequence = s->id,
@@ -469,7 +474,8 @@ static inline void fake_topk_send(struct fake *f, struct fake_topk *t, uint32_t 
     planner_topk(f->planner, &t->msg);
 }
 
-/* What the retriever does when a step's tokens are known: a set from position `s->next + ahead` of each sequence. */
+/* What the retriever does when a step's tokens are known: a set from position `s->next + ahead` of each
+ * sequence. */
 static inline void fake_select(struct fake *f, const struct fake_step *step, uint32_t position_offset)
 {
     struct fake_topk *t = mem_alloc(1, sizeof *t);
@@ -489,10 +495,12 @@ static inline void fake_check_list(struct fake *f, const struct fake_sequence *s
                                    uint32_t phase, uint32_t layer, uint32_t head)
 {
     const struct table_view *view = &f->view[f->step & 1];
-    uint32_t group = layout_group_of(&f->layout, layer), n = 0, list = group * f->layout.selection_heads + head;
+    uint32_t group = layout_group_of(&f->layout, layer), n = 0,
+             list = group * f->layout.selection_heads + head;
     uint64_t index = table_list_index(view, phase, s->index, group, head);
     const uint32_t *positions = table_positions_at(view, index), *slots = table_slots_at(view, index);
-    uint32_t count = *table_count_at(view, index), row_head = head / (f->layout.selection_heads / f->layout.row_heads);
+    uint32_t count = *table_count_at(view, index),
+             row_head = head / (f->layout.selection_heads / f->layout.row_heads);
     assert_true(count <= f->h->list_max);
     for (uint32_t p = 0; p < s->sinks && p <= s->next; p++)
         assert_int_equal(positions[n++], p);
@@ -539,7 +547,8 @@ static inline void fake_layers(struct fake *f, const struct fake_step *step, uin
     }
 }
 
-/* One sparse step of all sequences in `step`; their sets of the position before are there if the mode needs them. */
+/* One sparse step of all sequences in `step`; their sets of the position before are there if the mode
+ * needs them. */
 static inline void fake_sparse(struct fake *f, struct fake_step *step)
 {
     for (uint32_t i = 0; i < step->entries; i++)
@@ -554,7 +563,8 @@ static inline void fake_sparse(struct fake *f, struct fake_step *step)
         assert_true(fake_up(f, FLAG_TABLES_EARLY));
         if (!before_record)
             assert_false(fake_up(f, FLAG_TABLES_LATE));
-        uint32_t early_runs = 0; /* whole runs below early_layers have their rows before the current set is known */
+        uint32_t early_runs =
+            0; /* whole runs below early_layers have their rows before the current set is known */
         while (early_runs < f->h->runs && layout_run_first(&f->layout, early_runs + 1) <= step->early_layers)
             assert_true(fake_up(f, FLAG_ROWS_READY + early_runs++));
         bool read_early = fake_random(f, 2);

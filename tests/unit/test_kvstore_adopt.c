@@ -1,5 +1,5 @@
-/* An arena outlives its store: everything but the arena is dropped, another planner takes it over. And arenas that
- * somebody damaged. */
+/* An arena outlives its store: everything but the arena is dropped, another planner takes it over. And
+ * arenas that somebody damaged. */
 #include "tests/unit/kvstore_fake.h"
 
 #include <fcntl.h>
@@ -7,8 +7,8 @@
 
 #include "kvstore/adopt.h"
 
-static const struct fake_open SPARSE = {.prompt = 200, .capacity = 500, .budget = 96, .sinks = 4, .window = 16,
-                                        .flags = OPEN_REUSE};
+static const struct fake_open SPARSE = {
+    .prompt = 200, .capacity = 500, .budget = 96, .sinks = 4, .window = 16, .flags = OPEN_REUSE};
 
 /* A store with two live sequences, one with a shared prefix, and cached blocks of a third. */
 static struct fake *busy_store(void)
@@ -22,7 +22,8 @@ static struct fake *busy_store(void)
         fake_open(f, &f->sequences[i], 1 + i, &open);
         fake_prefill(f, &f->sequences[i]);
         for (uint32_t k = 0; k < 70; k++) {
-            struct fake_step step = {.selection = SELECTION_CURRENT, .entries = 1, .sequence = {&f->sequences[i]}};
+            struct fake_step step = {
+                .selection = SELECTION_CURRENT, .entries = 1, .sequence = {&f->sequences[i]}};
             fake_sparse(f, &step);
         }
     }
@@ -180,11 +181,16 @@ static void test_damaged_records(void **state)
 {
     (void)state;
     static const struct damage DAMAGES[] = {
-        {"block out of range", block_out_of_range, 1}, {"block twice", block_twice, 1},
-        {"free block", block_free, 1},                 {"another's open block", block_of_other, 1},
-        {"committed too far", committed_too_far, 1},   {"too many tokens", tokens_too_many, 1},
-        {"capacity too large", capacity_too_large, 1}, {"too many blocks", blocks_too_many, 1},
-        {"an id changed", id_changed, 1},              {"in limbo", limbo, 1},
+        {"block out of range", block_out_of_range, 1},
+        {"block twice", block_twice, 1},
+        {"free block", block_free, 1},
+        {"another's open block", block_of_other, 1},
+        {"committed too far", committed_too_far, 1},
+        {"too many tokens", tokens_too_many, 1},
+        {"capacity too large", capacity_too_large, 1},
+        {"too many blocks", blocks_too_many, 1},
+        {"an id changed", id_changed, 1},
+        {"in limbo", limbo, 1},
         {"not sealed yet", seal_missing, 2},
     };
     for (size_t i = 0; i < sizeof DAMAGES / sizeof *DAMAGES; i++) {
@@ -228,8 +234,10 @@ static void test_damaged_header(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_take_over),       cmocka_unit_test(test_other_layout_is_refused),
-        cmocka_unit_test(test_damaged_records), cmocka_unit_test(test_damaged_header),
+        cmocka_unit_test(test_take_over),
+        cmocka_unit_test(test_other_layout_is_refused),
+        cmocka_unit_test(test_damaged_records),
+        cmocka_unit_test(test_damaged_header),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

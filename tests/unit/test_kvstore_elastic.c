@@ -1,10 +1,18 @@
-/* Elastic loading against a slow model of it: which rows are held, who is given up, what is counted; and the pieces
- * below it: merges of lists, prefix index under collisions of table places, pages and slabs. */
+/* Elastic loading against a slow model of it: which rows are held, who is given up, what is counted; and
+ * the pieces below it: merges of lists, prefix index under collisions of table places, pages and slabs. */
 #include "tests/unit/kvstore_fake.h"
 
 #include "kvstore/selection.h"
 
-enum { CAPACITY = 600, SINKS = 3, WINDOW = 10, BUDGET = 60, SLOTS = 120, STEPS = 400, MOST = BUDGET - SINKS - WINDOW - 1 };
+enum {
+    CAPACITY = 600,
+    SINKS = 3,
+    WINDOW = 10,
+    BUDGET = 60,
+    SLOTS = 120,
+    STEPS = 400,
+    MOST = BUDGET - SINKS - WINDOW - 1
+};
 
 /* What a head with one list must do: rows by time of deselection, the oldest goes first. */
 struct model {
@@ -27,11 +35,15 @@ static struct rig *rig_create(uint64_t seed, uint32_t slots)
 {
     struct rig *r = mem_alloc(1, sizeof *r);
     r->f.random = seed * 7919 + 12345;
-    r->layout = (struct kv_layout){.layers = 4, .row_heads = 1, .selection_heads = 1, .piece_bytes = 8,
-                                   .context_max = CAPACITY};
+    r->layout = (struct kv_layout){
+        .layers = 4, .row_heads = 1, .selection_heads = 1, .piece_bytes = 8, .context_max = CAPACITY};
     layout_set_groups(&r->layout, 1);
-    struct elastic_params p = {.layout = &r->layout, .capacity = CAPACITY, .sinks = SINKS, .window = WINDOW,
-                               .budget = BUDGET, .slots = slots};
+    struct elastic_params p = {.layout = &r->layout,
+                               .capacity = CAPACITY,
+                               .sinks = SINKS,
+                               .window = WINDOW,
+                               .budget = BUDGET,
+                               .slots = slots};
     assert_true(elastic_slots_needed(&p) <= slots);
     elastic_init(&r->elastic, &p);
     elastic_attach(&r->elastic, 0, 0);
@@ -104,8 +116,12 @@ static void rig_send(struct rig *r, const uint32_t *set, uint32_t count, uint32_
     for (uint32_t i = 0; !whole && i < r->count; i++)
         if (!fake_holds(set, count, r->set[i]))
             positions[n++] = r->set[i], counts[1]++;
-    struct elastic_set s = {.step = r->step + 1, .base_step = whole ? r->step + 1 : r->step, .limit = limit,
-                            .position = r->position, .counts = counts, .positions = positions};
+    struct elastic_set s = {.step = r->step + 1,
+                            .base_step = whole ? r->step + 1 : r->step,
+                            .limit = limit,
+                            .position = r->position,
+                            .counts = counts,
+                            .positions = positions};
     assert_int_equal(elastic_receive(&r->elastic, &s), 0);
     r->step++;
 }
@@ -148,15 +164,16 @@ static void test_least_recently_selected_goes_first(void **state)
         const struct elastic_head *h = elastic_head(e, 0, 0);
         for (uint32_t p = 0; p < CAPACITY; p++)
             if ((h->slot_of[p] != SELECTION_NO_SLOT) != (m->held[p] != 0))
-                fail_msg("step %u: position %u: held %d, expected %d", i, p, h->slot_of[p] != SELECTION_NO_SLOT,
-                         m->held[p] != 0);
+                fail_msg("step %u: position %u: held %d, expected %d", i, p,
+                         h->slot_of[p] != SELECTION_NO_SLOT, m->held[p] != 0);
         e->loads.count = e->fills.count = 0;
     }
     assert_true(r->counters.kept > r->counters.selected / 2);
     rig_free(&r);
 }
 
-/* A staged set takes nothing that the set in use, the window or the sinks hold, however few slots there are. */
+/* A staged set takes nothing that the set in use, the window or the sinks hold, however few slots there
+ * are. */
 static void test_staging_spares_the_set_in_use(void **state)
 {
     (void)state;

@@ -1,8 +1,9 @@
-/* The planner's dialogs: opening and refusing, closing and limbo, prefix reuse, sets that must be refused, decoders
- * that die, memory that runs short. */
+/* The planner's dialogs: opening and refusing, closing and limbo, prefix reuse, sets that must be refused,
+ * decoders that die, memory that runs short. */
 #include "tests/unit/kvstore_fake.h"
 
-static const struct fake_open SPARSE = {.prompt = 200, .capacity = 500, .budget = 96, .sinks = 4, .window = 16};
+static const struct fake_open SPARSE = {
+    .prompt = 200, .capacity = 500, .budget = 96, .sinks = 4, .window = 16};
 
 struct free_counts {
     uint32_t slabs, blocks, cached, live;
@@ -12,7 +13,8 @@ static struct free_counts free_counts(struct fake *f)
 {
     struct planner *p = f->planner;
     struct free_counts c = {.slabs = p->device.free_count,
-                            .blocks = p->blocks.free_count + p->prefix.cached + p->blocks.blocks_max - p->blocks.present,
+                            .blocks = p->blocks.free_count + p->prefix.cached + p->blocks.blocks_max -
+                                      p->blocks.present,
                             .cached = p->prefix.cached};
     for (uint32_t i = 0; i < p->options.sequences; i++)
         c.live += p->sequences[i].record != NULL;
@@ -56,7 +58,8 @@ static void test_thousand_cycles(void **state)
         fake_close(f, &f->sequences[i]);
     planner_force(f->planner, 3);
     struct fake_open open = {.prompt = 1, .capacity = 1};
-    fake_open(f, &f->sequences[0], 5, &open); /* a step takes the version with all layers: staging is given back */
+    fake_open(f, &f->sequences[0], 5,
+              &open); /* a step takes the version with all layers: staging is given back */
     struct fake_step step = {.kind = STEP_DENSE, .entries = 1, .sequence = {&f->sequences[0]}, .count = {1}};
     while (planner_idle(f->planner, clock_now_ns()))
         continue;
@@ -150,8 +153,8 @@ static void test_offload_by_memory(void **state)
     struct fake *f = fake_create(&options, 6);
     uint32_t resident[3];
     for (uint32_t n = 0; n < 3; n++) {
-        struct fake_open open = {.prompt = 600, .capacity = 1000, .budget = 96, .sinks = 4, .window = 16,
-                                 .token_seed = n};
+        struct fake_open open = {
+            .prompt = 600, .capacity = 1000, .budget = 96, .sinks = 4, .window = 16, .token_seed = n};
         fake_open(f, &f->sequences[n], 1 + n, &open);
         fake_prefill(f, &f->sequences[n]);
         decode(f, &f->sequences[n], 30);
@@ -161,7 +164,8 @@ static void test_offload_by_memory(void **state)
     assert_int_equal(resident[1], 3);
     assert_int_equal(resident[2], 2);
     for (uint32_t i = 0; i < 40; i++) {
-        struct fake_step step = {.selection = SELECTION_CURRENT, .entries = 3,
+        struct fake_step step = {.selection = SELECTION_CURRENT,
+                                 .entries = 3,
                                  .sequence = {&f->sequences[0], &f->sequences[1], &f->sequences[2]}};
         fake_sparse(f, &step);
     }
@@ -177,7 +181,47 @@ static void test_offload_by_memory(void **state)
     fake_piece_bytes = sizeof(struct fake_piece);
 }
 
-static uint32_t grant_cached(struct fake *f, struct fake_sequence *s, uint64_t id, const struct fake_open *open)
+/* A decoder that never takes the proposal: when pages run out, a sequence ends, and nobody's rows are harmed. */
+static void test_last_resort(void **state)
+{
+    (void)state;
+    struct planner_options options = fake_options();
+    options.device_bytes = 112u << 18;
+    fake_piece_bytes = 512;
+    struct fake *f = fake_create(&options, 7);
+    f->deaf = true;
+    uint32_t failed = 0;
+    for (uint32_t n = 0; n < 3; n++) {
+        struct fake_open open = {.prompt = 300, .capacity = 1000, .token_seed = n};
+        fake_open(f, &f->sequences[n], 1 + n, &open);
+        fake_prefill(f, &f->sequences[n]);
+    }
+    for (uint32_t i = 0; i < 600; i++) {
+        struct fake_step step = {.kind = STEP_DENSE};
+        for (uint32_t n = 0; n < 3; n++)
+            if (f->sequences[n].id) {
+                step.sequence[step.entries] = &f->sequences[n];
+                step.count[step.entries++] = 1;
+            }
+        fake_dense(f, &step);
+        for (uint32_t n = 0; n < 3; n++)
+            if (f->sequences[n].id && f->planner->sequences[f->sequences[n].index].failed) {
+                fake_close(f, &f->sequences[n]);
+                failed++;
+            }
+    }
+    assert_true(failed > 0 && failed < 3);
+    assert_int_equal(f->planner->residency.version, 0);
+    assert_true(f->planner->residency.proposed > 0);
+    for (uint32_t n = 0; n < 3; n++)
+        if (f->sequences[n].id)
+            fake_check_host(f, &f->sequences[n], 0, f->sequences[n].next);
+    fake_free(f);
+    fake_piece_bytes = sizeof(struct fake_piece);
+}
+
+static uint32_t grant_cached(struct fake *f, struct fake_sequence *s, uint64_t id,
+                             const struct fake_open *open)
 {
     fake_open(f, s, id, open);
     uint32_t cached = s->next;
@@ -272,7 +316,8 @@ static void test_prefix_of_sparse_blocks(void **state)
     fake_free(f);
 }
 
-/* A prefix that another sequence made, read back through pages, staging and slots: rows carry the maker's id. */
+/* A prefix that another sequence made, read back through pages, staging and slots: rows carry the maker's
+ * id. */
 static void test_reused_rows_are_the_makers(void **state)
 {
     (void)state;
@@ -316,15 +361,33 @@ static void test_sets_that_are_refused(void **state)
         uint32_t *p = t->positions;
         assert_true(t->counts[0] > 2);
         switch (fault) {
-        case 0: p[0] = 3; break;                                      /* a sink */
-        case 1: p[t->counts[0] - 1] = s->set.limit; break;            /* in the window */
-        case 2: p[1] = p[0]; break;                                   /* twice */
-        case 3: p[0] = p[1] + 1; break;                               /* out of order */
-        case 4: p[t->counts[0] - 1] = UINT32_MAX; break;
-        case 5: e->base_step -= 1; break;                             /* a base that is not held */
-        case 6: e->sequence = 77; break;                              /* another's index */
-        case 7: e->index = 63; break;
-        case 8: e->limit += 1; break;
+        case 0:
+            p[0] = 3;
+            break; /* a sink */
+        case 1:
+            p[t->counts[0] - 1] = s->set.limit;
+            break; /* in the window */
+        case 2:
+            p[1] = p[0];
+            break; /* twice */
+        case 3:
+            p[0] = p[1] + 1;
+            break; /* out of order */
+        case 4:
+            p[t->counts[0] - 1] = UINT32_MAX;
+            break;
+        case 5:
+            e->base_step -= 1;
+            break; /* a base that is not held */
+        case 6:
+            e->sequence = 77;
+            break; /* another's index */
+        case 7:
+            e->index = 63;
+            break;
+        case 8:
+            e->limit += 1;
+            break;
         case 9: { /* removes what the base has not: the position added first stands in for a removed one */
             uint32_t first = t->counts[0];
             if (t->counts[1] == 0)
@@ -334,7 +397,8 @@ static void test_sets_that_are_refused(void **state)
                     continue;
             break;
         }
-        case 10: p[0] = s->before.at[0][0]; /* adds what the base has */
+        case 10:
+            p[0] = s->before.at[0][0]; /* adds what the base has */
             if (t->counts[0] > 1 && p[0] >= p[1])
                 p[0] = 3;
             break;
@@ -365,7 +429,10 @@ static void test_close_in_flight_waits(void **state)
     fake_open(f, b, 2, &SPARSE);
     fake_prefill(f, a);
     fake_prefill(f, b);
-    struct fake_step step = {.kind = STEP_SPARSE, .selection = SELECTION_CURRENT, .entries = 2, .sequence = {a, b},
+    struct fake_step step = {.kind = STEP_SPARSE,
+                             .selection = SELECTION_CURRENT,
+                             .entries = 2,
+                             .sequence = {a, b},
                              .count = {1, 1}};
     fake_post(f, &step);
     assert_false(fake_up(f, FLAG_TABLES_LATE));
@@ -402,8 +469,8 @@ static void test_decoder_dies_and_resumes(void **state)
     fake_prefill(f, a);
     fake_prefill(f, b);
     decode(f, a, 20);
-    struct fake_step step = {.kind = STEP_SPARSE, .selection = SELECTION_CURRENT, .entries = 1, .sequence = {a},
-                             .count = {1}};
+    struct fake_step step = {
+        .kind = STEP_SPARSE, .selection = SELECTION_CURRENT, .entries = 1, .sequence = {a}, .count = {1}};
     fake_post(f, &step); /* dies within a step: its id is recorded, its row is void */
     planner_detach(f->planner, 1000);
     assert_int_equal(f->planner->device.free_count, f->planner->device.slabs);
@@ -439,15 +506,30 @@ static void test_bad_records(void **state)
     for (uint32_t fault = 0; fault < 6; fault++) {
         struct step_record *r = control_step_at(f->h, f->step);
         memset(r, 0, sizeof *r);
-        *r = (struct step_record){.step = f->step, .kind = STEP_DENSE, .entries = 1, .tokens = 5,
+        *r = (struct step_record){.step = f->step,
+                                  .kind = STEP_DENSE,
+                                  .entries = 1,
+                                  .tokens = 5,
                                   .entry = {{.id = 1, .sequence = s->index, .count = 5}}};
         switch (fault) {
-        case 0: r->entry[0].position = 1; break;
-        case 1: r->entry[0].count = 6; break;
-        case 2: r->entry[0].token_at = UINT32_MAX; break;
-        case 3: r->entry[0].id = 2; break;
-        case 4: r->entry[0].count = 0; break;
-        case 5: r->entry[0].count = UINT32_MAX; break;
+        case 0:
+            r->entry[0].position = 1;
+            break;
+        case 1:
+            r->entry[0].count = 6;
+            break;
+        case 2:
+            r->entry[0].token_at = UINT32_MAX;
+            break;
+        case 3:
+            r->entry[0].id = 2;
+            break;
+        case 4:
+            r->entry[0].count = 0;
+            break;
+        case 5:
+            r->entry[0].count = UINT32_MAX;
+            break;
         }
         fake_raise(f, FLAG_STEP_POSTED);
         assert_true(fake_up(f, FLAG_TABLES_LATE));
@@ -497,6 +579,7 @@ int main(void)
         cmocka_unit_test(test_refusals_name_numbers),
         cmocka_unit_test(test_device_refusal_and_no_offload),
         cmocka_unit_test(test_offload_by_memory),
+        cmocka_unit_test(test_last_resort),
         cmocka_unit_test(test_prefix_reuse),
         cmocka_unit_test(test_prefix_of_sparse_blocks),
         cmocka_unit_test(test_reused_rows_are_the_makers),

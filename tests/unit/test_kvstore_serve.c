@@ -1,5 +1,6 @@
-/* The daemon's loop over real sockets: a forked store, a decoder that greets, fetches its descriptors, opens a
- * sequence, does a dense step and dies; a retriever of another model; a supervisor that asks for the arena. */
+/* The daemon's loop over real sockets: a forked store, a decoder that greets, fetches its descriptors,
+ * opens a sequence, does a dense step and dies; a retriever of another model; a supervisor that asks for
+ * the arena. */
 #include "tests/unit/kvstore_fake.h"
 
 #include <poll.h>
@@ -23,8 +24,8 @@ struct client { /* of the bus, with the last message of each kind */
     struct bus_client *client;
     bool ready, wants_welcome;
     struct msg_hello welcome;
-    struct msg last;     /* without its memory */
-    uint32_t got;        /* kind of `last`, 0: none since it was asked for */
+    struct msg last; /* without its memory */
+    uint32_t got;    /* kind of `last`, 0: none since it was asked for */
     char json[65536];
     int64_t deadline_ns;
 };
@@ -51,7 +52,8 @@ static int start_store(void **state)
     struct serve *serve = NULL;
     struct loop *loop = loop_create();
     log_init("kvstore", LOG_LEVEL_ERROR);
-    if (loop_add_signals(loop, SIGNALS, on_term, loop) < 0 || serve_create(&serve, loop, &options, -1, &err) < 0)
+    if (loop_add_signals(loop, SIGNALS, on_term, loop) < 0 ||
+        serve_create(&serve, loop, &options, -1, &err) < 0)
         _exit(9);
     int r = loop_run(loop);
     serve_free(&serve);
@@ -83,7 +85,8 @@ static void on_message(void *arg, struct msg *msg)
     c->got = msg->kind;
     c->last = *msg;
     if (msg->kind == MSG_REPORT)
-        snprintf(c->json, sizeof c->json, "%.*s", (int)msg->report.json.bytes, (const char *)msg->report.json.data);
+        snprintf(c->json, sizeof c->json, "%.*s", (int)msg->report.json.bytes,
+                 (const char *)msg->report.json.data);
 }
 
 static void on_lost(void *arg, const char *why)
@@ -167,7 +170,11 @@ static void fetch(struct client *c, struct attachment *a)
     assert_int_equal(runtime_path(dir, "kvstore.fd", path, &err), 0);
     assert_int_equal(fdpass_connect(path, clock_now_ns() + PATIENCE, &a->connection, &pid, &err), 0);
     assert_int_equal(pid, store);
-    struct fdpass_frame ask = {.magic = FDPASS_MAGIC, .kind = FDPASS_ASK, .role = ROLE_DECODER, .epoch = bus_epoch(c->bus)}, frame;
+    struct fdpass_frame ask = {.magic = FDPASS_MAGIC,
+                               .kind = FDPASS_ASK,
+                               .role = ROLE_DECODER,
+                               .epoch = bus_epoch(c->bus)},
+                        frame;
     assert_int_equal(fdpass_send(a->connection, &ask, NULL, &err), 0);
     int fds[FDPASS_FDS_MAX];
     if (fdpass_recv(a->connection, clock_now_ns() + PATIENCE, &frame, fds, &err) < 0)
@@ -235,7 +242,10 @@ static void test_decoder_life(void **state)
     assert_int_equal(c.last.error.code, -EEXIST);
 
     struct step_record *r = control_step_at(f->h, f->step);
-    *r = (struct step_record){.step = f->step, .kind = STEP_DENSE, .entries = 1, .tokens = 100,
+    *r = (struct step_record){.step = f->step,
+                              .kind = STEP_DENSE,
+                              .entries = 1,
+                              .tokens = 100,
                               .entry = {{.id = 5, .sequence = index, .count = 100}}};
     flag_raise(control_flag_at(f->h, FLAG_STEP_POSTED), f->step);
     doorbell_ring(a.store_bell);
@@ -313,7 +323,8 @@ static void test_retriever_of_another_model(void **state)
     client_open(&r, ROLE_RETRIEVER, &other);
     client_wait(&r, 0);
     assert_false(r.ready);
-    assert_non_null(strstr(r.last.error.text, "4 selection heads in 1 groups, expected 4 selection heads in 2"));
+    assert_non_null(
+        strstr(r.last.error.text, "4 selection heads in 1 groups, expected 4 selection heads in 2"));
     client_close(&r);
     other = layout;
     other.piece_bytes = 1; /* no matter for sets */
@@ -333,7 +344,8 @@ static void test_supervisor_gets_the_arena(void **state)
     pid_t pid;
     assert_int_equal(runtime_path(dir, "kvstore.fd", path, &err), 0);
     assert_int_equal(fdpass_connect(path, clock_now_ns() + PATIENCE, &connection, &pid, &err), 0);
-    struct fdpass_frame ask = {.magic = FDPASS_MAGIC, .kind = FDPASS_ASK, .role = ROLE_LAUNCH, .epoch = 1}, frame;
+    struct fdpass_frame ask = {.magic = FDPASS_MAGIC, .kind = FDPASS_ASK, .role = ROLE_LAUNCH, .epoch = 1},
+                        frame;
     assert_int_equal(fdpass_send(connection, &ask, NULL, &err), 0);
     struct kv_layout layout = fake_layout();
     struct client d;

@@ -2,7 +2,8 @@
  * residency levels and changes of it, staging, write-back, slots under pressure. */
 #include "tests/unit/kvstore_fake.h"
 
-static const struct fake_open OPEN_SPARSE = {.prompt = 300, .capacity = 700, .budget = 96, .sinks = 4, .window = 16};
+static const struct fake_open OPEN_SPARSE = {
+    .prompt = 300, .capacity = 700, .budget = 96, .sinks = 4, .window = 16};
 
 static void test_dense_at_every_residency(void **state)
 {
@@ -75,7 +76,8 @@ static void run_sparse(uint64_t seed, uint32_t selection, int32_t runs, bool no_
         const struct kv_counters *c = &f->last_closed.counters;
         assert_true(c->kept <= c->selected);
         if (runs == 0 && no_elastic)
-            assert_true(c->bytes_loaded >= c->bytes_if_reloaded * 9 / 10 && c->bytes_loaded <= c->bytes_if_reloaded);
+            assert_true(c->bytes_loaded >= c->bytes_if_reloaded * 9 / 10 &&
+                        c->bytes_loaded <= c->bytes_if_reloaded);
         if (runs == 0 && !no_elastic)
             assert_true(c->bytes_loaded > 0 && c->bytes_loaded < c->bytes_if_reloaded);
         if (runs == 3)
