@@ -35,6 +35,13 @@ static const struct variant variants[] = {
 };
 enum { VARIANTS = sizeof variants / sizeof *variants };
 
+/* The first of the variants that must give the same bits, which differ in threads alone. */
+static inline int first_of_path(size_t v)
+{
+    return v == 0 || variants[v].isa != variants[v - 1].isa ||
+           variants[v].activations != variants[v - 1].activations;
+}
+
 /* NULL where the processor lacks the instructions. */
 static inline struct compute *make_compute(const struct variant *v)
 {
@@ -100,8 +107,10 @@ static inline double weight_at(enum dtype type, const uint8_t *row, uint32_t i)
     }
     const struct dtype_info *info = dtype_info(type);
     if (type == DTYPE_IQ4_NL || info->block_len == 256) {
-        float buf[256];
-        reference_expand(buf, type, row + (size_t)(i / info->block_len) * info->block_bytes, info->block_len);
+        static float buf[256]; /* callers go through a block in order */
+        if (i % info->block_len == 0)
+            reference_expand(buf, type, row + (size_t)(i / info->block_len) * info->block_bytes,
+                             info->block_len);
         return (double)buf[i % info->block_len];
     }
     const uint8_t *b = row + (size_t)(i / 32) * info->block_bytes;

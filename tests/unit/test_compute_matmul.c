@@ -25,18 +25,22 @@ static void naive(double *out, double *scale, const struct matrix *w, const floa
                   int n)
 {
     size_t row_bytes = dtype_row_bytes(w->type, w->cols);
-    for (int t = 0; t < n; t++)
-        for (uint32_t r = 0; r < w->rows; r++) {
+    double *row = mem_alloc(w->cols, sizeof *row);
+    for (uint32_t r = 0; r < w->rows; r++) {
+        for (uint32_t c = 0; c < w->cols; c++)
+            row[c] = weight_at(w->type, (const uint8_t *)w->data + r * row_bytes, c);
+        for (int t = 0; t < n; t++) {
             double sum = bias ? (double)bias[r] : 0, abs_sum = fabs(sum) + 1e-30;
             for (uint32_t c = 0; c < w->cols; c++) {
-                double a = weight_at(w->type, (const uint8_t *)w->data + r * row_bytes, c);
-                double b = (double)x[(size_t)t * w->cols + c];
+                double a = row[c], b = (double)x[(size_t)t * w->cols + c];
                 sum += a * b;
                 abs_sum += fabs(a * b);
             }
             out[(size_t)t * w->rows + r] = sum;
             scale[(size_t)t * w->rows + r] = abs_sum;
         }
+    }
+    mem_free(&row);
 }
 
 static void check_shape(struct compute *c, enum compute_activations activations, enum dtype type,
@@ -126,8 +130,7 @@ static void matmul_ignores_company_and_threads(void **state)
             if (!c)
                 continue;
             int tokens = variants[v].isa == COMPUTE_ISA_REFERENCE ? 7 : TOKENS;
-            if (v == 0 || variants[v].isa != variants[v - 1].isa ||
-                variants[v].activations != variants[v - 1].activations)
+            if (first_of_path(v))
                 for (int i = 0; i < tokens; i++)
                     compute_matmul(c, alone + (size_t)i * ROWS, &w, x + (size_t)i * cols, bias, 1);
             static const int sizes[] = {1, 2, 4, 7, 25, 97, 128, TOKENS};
