@@ -11,6 +11,26 @@
 #include "base/alloc.h"
 #include "model/mapping.h"
 
+/* Numbers beyond 64 bits stand in real files ("model_max_length": 1e30 written out): whole numbers are taken as
+ * fractions then. */
+static json_t *parse(const struct mapping *m, json_error_t *why)
+{
+    const char *text = m->data ? (const char *)m->data : "";
+    json_t *root = json_loadb(text, m->bytes, JSON_REJECT_DUPLICATES, why);
+    if (!root && json_error_code(why) == json_error_numeric_overflow)
+        root = json_loadb(text, m->bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_INT_AS_REAL, why);
+    return root;
+}
+
+bool json_whole(const json_t *value, json_int_t *ret)
+{
+    double real = json_real_value(value);
+    if (!json_is_integer(value) && !(json_is_real(value) && fabs(real) < 0x1p53 && real == floor(real)))
+        return false;
+    *ret = json_is_integer(value) ? json_integer_value(value) : (json_int_t)real;
+    return true;
+}
+
 int json_doc_open(struct json_doc *doc, const char *folder, const char *file, struct err *err)
 {
     struct mapping m = {0};
@@ -27,7 +47,7 @@ int json_doc_open(struct json_doc *doc, const char *folder, const char *file, st
         rc = err_set(err, -EBADMSG, "%.200s: size: found %" PRIu64 " bytes, expected at most %u", doc->path,
                      m.bytes, JSON_FILE_MAX);
     } else {
-        doc->root = json_loadb(m.data ? (const char *)m.data : "", m.bytes, JSON_REJECT_DUPLICATES, &why);
+        doc->root = parse(&m, &why);
         if (!doc->root)
             rc = err_set(err, -EBADMSG, "%.200s: line %d: found no valid JSON (%.100s), expected an object",
                          doc->path, why.line, why.text);
@@ -91,9 +111,9 @@ int json_u32(const struct json_doc *doc, const char *key, uint32_t least, uint32
     int rc = find(doc, key, &value, err);
     if (rc < 0)
         return rc;
-    if (!json_is_integer(value))
+    json_int_t number;
+    if (!json_whole(value, &number))
         return mismatch(doc, key, value, "an integer", err);
-    json_int_t number = json_integer_value(value);
     if (number < (json_int_t)least || number > (json_int_t)most)
         return err_set(err, -EBADMSG,
                        "%.200s: %s%s: found %" JSON_INTEGER_FORMAT ", expected %" PRIu32 " to %" PRIu32,

@@ -27,6 +27,9 @@ void json_doc_free(struct json_doc *doc);
 /* "an object", "a string": for errors. */
 const char *json_kind(const json_t *value);
 
+/* The value of a whole number. False for anything else. */
+bool json_whole(const json_t *value, json_int_t *ret);
+
 /* Fields by key. A key that is absent or null: -ENOENT (err set: callers that need it turn it into -EBADMSG with
  * json_required). Of another type or out of range: -EBADMSG. Outputs are untouched on failure. */
 int json_u32(const struct json_doc *doc, const char *key, uint32_t least, uint32_t most, uint32_t *ret,

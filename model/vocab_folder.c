@@ -422,8 +422,8 @@ static int read_template_file(const char *folder, struct vocab *v, struct err *e
 
 static void add_end(struct vocab *v, const json_t *id)
 {
-    json_int_t number = json_is_integer(id) ? json_integer_value(id) : -1;
-    if (number < 0 || number >= (json_int_t)v->count || v->end_count == VOCAB_ENDS_MAX)
+    json_int_t number;
+    if (!json_whole(id, &number) || number < 0 || number >= (json_int_t)v->count || v->end_count == VOCAB_ENDS_MAX)
         return;
     v->ends[v->end_count++] = (uint32_t)number;
     if (v->eos == VOCAB_NO_TOKEN)
@@ -439,10 +439,10 @@ static void add_ends(struct vocab *v, const json_t *root)
     add_end(v, ends);
     json_array_foreach(ends, i, id)
         add_end(v, id);
-    const json_t *bos = json_object_get(root, "bos_token_id");
-    if (v->bos == VOCAB_NO_TOKEN && json_is_integer(bos) && json_integer_value(bos) >= 0 &&
-        json_integer_value(bos) < (json_int_t)v->count)
-        v->bos = (uint32_t)json_integer_value(bos);
+    json_int_t bos;
+    if (v->bos == VOCAB_NO_TOKEN && json_whole(json_object_get(root, "bos_token_id"), &bos) && bos >= 0 &&
+        bos < (json_int_t)v->count)
+        v->bos = (uint32_t)bos;
 }
 
 static int read_beside(const char *folder, const struct json_doc *config, struct vocab *v, struct err *err)
