@@ -3,9 +3,11 @@
 #include <string.h>
 
 #include "launch/head.h"
+#include "launch/inspect.h"
 #include "launch/plan.h"
 #include "launch/run.h"
 #include "launch/status.h"
+#include "launch/tokenize.h"
 
 struct command {
     const char *name;
@@ -20,7 +22,10 @@ static const struct command commands[] = {
     {"run", run_main, "answer a prompt, or many, with daemons that it starts and ends"},
     {"status", status_main, "ask running daemons how they are"},
     {"plan", plan_main, "how much memory a load needs, and when layers have to be offloaded"},
+    {"inspect", inspect_main, "what a model is, and whether it fits"},
     {"head", head_main, "make and inspect retrieval heads"},
+    {"tokenize", tokenize_main, "text to token ids"},
+    {"detokenize", detokenize_main, "token ids to text"},
     {"help", help_main, "this text, or that of a command"},
     {"version", version_main, "the version"},
 };
@@ -42,7 +47,7 @@ static void print_help(FILE *to)
           "Commands\n",
           to);
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
-        fprintf(to, "  %-10s%s\n", commands[i].name, commands[i].text);
+        fprintf(to, "  %-12s%s\n", commands[i].name, commands[i].text);
     fputs("\nspecontext COMMAND --help tells a command's options.\n", to);
 }
 
