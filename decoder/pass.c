@@ -208,7 +208,8 @@ static void attention(struct pass *f, const struct model_layer *layer, int n)
     account(f, &f->times.matmul);
     if (c->qk_norm) { /* each head is a row of its own */
         compute_rmsnorm(k, f->q, f->q, layer->q_norm.data, n * (int)c->q_heads, (int)c->head_dim, c->rms_eps);
-        compute_rmsnorm(k, f->k, f->k, layer->k_norm.data, n * (int)c->kv_heads, (int)c->head_dim, c->rms_eps);
+        compute_rmsnorm(k, f->k, f->k, layer->k_norm.data, n * (int)c->kv_heads, (int)c->head_dim,
+                        c->rms_eps);
     }
     compute_rope(k, f->q, &f->rope, f->positions, n, (int)c->q_heads, (int)c->head_dim);
     compute_rope(k, f->k, &f->rope, f->positions, n, (int)c->kv_heads, (int)c->head_dim);

@@ -1,6 +1,6 @@
-/* The forward pass, with KV pages of the test's own: results must not depend on how tokens are cut into chunks,
- * what they are batched with, or where their KV lies; and they must be llama.cpp's. The real model is skipped
- * when absent. */
+/* The forward pass, with KV pages of the test's own: results must not depend on how tokens are cut into
+ * chunks, what they are batched with, or where their KV lies; and they must be llama.cpp's. The real model
+ * is skipped when absent. */
 #include <errno.h>
 #include <math.h>
 #include <setjmp.h>
