@@ -202,10 +202,14 @@ static void attention(struct pass *f, const struct model_layer *layer, int n)
     struct matrix wo = matrix_of(&layer->wo);
     compute_rmsnorm(k, f->h, f->x, layer->attn_norm.data, n, (int)c->hidden, c->rms_eps);
     account(f, &f->times.other);
-    compute_matmul(k, f->q, &wq, f->h, NULL, n);
-    compute_matmul(k, f->k, &wk, f->h, NULL, n);
-    compute_matmul(k, f->v, &wv, f->h, NULL, n);
+    compute_matmul(k, f->q, &wq, f->h, layer->q_bias.data, n);
+    compute_matmul(k, f->k, &wk, f->h, layer->k_bias.data, n);
+    compute_matmul(k, f->v, &wv, f->h, layer->v_bias.data, n);
     account(f, &f->times.matmul);
+    if (c->qk_norm) { /* each head is a row of its own */
+        compute_rmsnorm(k, f->q, f->q, layer->q_norm.data, n * (int)c->q_heads, (int)c->head_dim, c->rms_eps);
+        compute_rmsnorm(k, f->k, f->k, layer->k_norm.data, n * (int)c->kv_heads, (int)c->head_dim, c->rms_eps);
+    }
     compute_rope(k, f->q, &f->rope, f->positions, n, (int)c->q_heads, (int)c->head_dim);
     compute_rope(k, f->k, &f->rope, f->positions, n, (int)c->kv_heads, (int)c->head_dim);
     write_kv(f, n); /* before attention: a token's own position is in its list */

@@ -1,4 +1,4 @@
-/* The forward pass of a llama model over tokens of one or several sequences: weights and activations, no KV.
+/* The forward pass of a model (model/model.h: llama, qwen2, qwen3, mistral) over tokens of one or several sequences: weights and activations, no KV.
  *
  * Where KV pieces lie and which positions a token attends is told by a source, layer by layer: the daemon's
  * source reads the store's tables, a test's hands out pages of its own. Nothing here knows of sockets,

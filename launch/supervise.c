@@ -49,6 +49,7 @@ struct supervise {
     int timer;
     enum phase phase;
     bool failed;
+    bool ordered; /* STOPPING: one part after the other */
     int64_t start_ns, start_deadline_ns, start_limit_ns;
     int64_t settle_ns; /* when the first unexpected end is reported; 0: none */
     int64_t kill_ns;   /* when SIGTERM was not enough */
@@ -282,13 +283,28 @@ static void check_stopped(struct supervise *s)
     s->ops->stopped(s->arg);
 }
 
-static void begin_stop(struct supervise *s, int64_t grace_ns)
+/* The part that was started last and lives still. */
+static struct part *last_part(struct supervise *s)
+{
+    for (int i = s->count - 1; i >= 0; i--)
+        if (s->parts[i].pidfd >= 0)
+            return &s->parts[i];
+    return NULL;
+}
+
+/* An ordinary end goes part by part, the one started last first, so that nobody takes the end of what it leans
+ * on for a fault. After a failure all are told at once. */
+static void begin_stop(struct supervise *s, int64_t grace_ns, bool ordered)
 {
     s->phase = STOPPING;
+    s->ordered = ordered;
     s->settle_ns = 0;
     s->kill_ns = clock_now_ns() + grace_ns;
-    for (int i = 0; i < s->count; i++)
+    for (int i = 0; i < s->count && !ordered; i++)
         signal_part(&s->parts[i], SIGTERM);
+    struct part *last = last_part(s);
+    if (ordered && last)
+        signal_part(last, SIGTERM);
 }
 
 static void fail(struct supervise *s, const char *text)
@@ -296,20 +312,20 @@ static void fail(struct supervise *s, const char *text)
     if (s->failed || s->phase >= STOPPING)
         return;
     s->failed = true;
-    begin_stop(s, SUPERVISE_FAIL_NS);
+    begin_stop(s, SUPERVISE_FAIL_NS, false);
     s->ops->failed(s->arg, text);
 }
 
 void supervise_stop(struct supervise *s)
 {
     if (s->phase < STOPPING)
-        begin_stop(s, SUPERVISE_STOP_NS);
+        begin_stop(s, SUPERVISE_STOP_NS, true);
 }
 
 void supervise_kill(struct supervise *s)
 {
     if (s->phase < STOPPING)
-        begin_stop(s, 0);
+        begin_stop(s, 0, false);
     for (int i = 0; i < s->count; i++)
         signal_part(&s->parts[i], SIGKILL);
 }
@@ -375,7 +391,11 @@ static void on_end(void *arg, uint32_t events)
         if (part->pidfd < 0)
             continue;
         reap(s, part);
-        if (part->pidfd >= 0 || s->phase >= STOPPING)
+        if (part->pidfd >= 0)
+            continue;
+        if (s->phase == STOPPING && s->ordered && last_part(s))
+            signal_part(last_part(s), SIGTERM);
+        if (s->phase >= STOPPING)
             continue;
         if (!s->first_end) {
             s->first_end = part;

@@ -7,202 +7,348 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "model/detok.h"
 #include "model/names.h"
 
-#define TEMPLATE_MAX 65536
+#define BAR "\xef\xbd\x9c"
 
-/* A ChatML template with spacing outside of strings taken away, in the parts that may differ. */
-#define UNSET        "{%ifnotadd_generation_promptisdefined%}{%setadd_generation_prompt=false%}{%endif%}"
-#define LOOP         "{%formessageinmessages%}"
-#define SYSTEM_BEGIN "{%ifloop.firstandmessages[0]['role']!='system'%}{{'<|im_start|>system\\n"
-#define SYSTEM_END   "<|im_end|>\\n'}}{%endif%}"
-#define CONTENT      "+message['content']+'<|im_end|>'+'\\n'}}"
-#define MESSAGE      "{{'<|im_start|>'+message['role']+'\\n'" CONTENT "{%endfor%}"
-#define GENERATE     "{%ifadd_generation_prompt%}{{'<|im_start|>assistant\\n'}}{%endif%}"
-
-struct format {
-    char *text;                 /* the template in normal form */
-    struct name default_system; /* part of it; NULL text: there is none */
-    uint32_t im_start, im_end;
+/* The prompt as it grows: text gathers between marks and is encoded as one, because white space at the begin of
+ * a content joins the break before it. */
+struct builder {
+    const struct tokenizer *t;
+    struct text_buf text;
+    struct token_buf *out;
+    struct err *err;
+    int rc;
 };
 
-static void put(char *out, size_t *at, const char *text)
+static void flush(struct builder *b)
 {
-    size_t bytes = strlen(text);
-    memcpy(out + *at, text, bytes);
-    *at += bytes;
+    if (!b->rc && b->text.bytes)
+        b->rc = tokenizer_encode(b->t, b->text.text, b->text.bytes, false, b->out, b->err);
+    b->text.bytes = 0;
 }
 
-/* One spelling for templates that differ in layout only: outside of strings no white space and no trimming
- * dashes at tags; strings in single quotes, a line break in them as \n. Needs 2 * bytes + 1 at `out`. */
-static void normalise(const char *text, size_t bytes, char *out)
+/* A mark that the family's check has found in the vocabulary. */
+static void put_mark(struct builder *b, const char *mark)
 {
-    size_t n = 0;
-    char quote = 0;
-    for (size_t i = 0; i < bytes; i++) {
-        char c = text[i], after = i + 1 < bytes ? text[i + 1] : 0;
-        if (quote && c == '\n') {
-            put(out, &n, "\\n");
-        } else if (quote && c == '\\' && after) {
-            out[n++] = c;
-            out[n++] = after;
-            i++;
-        } else if (quote ? c == quote : c == '\'' || c == '"') {
-            quote = quote ? 0 : c;
-            out[n++] = '\'';
-        } else if (quote) {
-            out[n++] = c;
-        } else if (c == '-' &&
-                   ((n && (out[n - 1] == '%' || out[n - 1] == '{')) || after == '%' || after == '}')) {
-            continue;
-        } else if (!strchr(" \t\r\n", c)) {
-            out[n++] = c;
+    flush(b);
+    if (!b->rc)
+        token_buf_push(b->out, tokenizer_special(b->t, mark));
+}
+
+/* As a mark where the vocabulary has it, else as text. */
+static void put_token(struct builder *b, const char *text)
+{
+    if (tokenizer_special(b->t, text) != TOKENIZER_NO_TOKEN)
+        put_mark(b, text);
+    else
+        text_buf_append(&b->text, text, strlen(text));
+}
+
+static void put_text(struct builder *b, const char *text)
+{
+    text_buf_append(&b->text, text, strlen(text));
+}
+
+static void put_name(struct builder *b, struct name text)
+{
+    if (text.bytes > TOKENIZER_TEXT_MAX - b->text.bytes)
+        b->rc = err_set(b->err, -E2BIG, "content: found %zu bytes, expected at most %u", text.bytes,
+                        TOKENIZER_TEXT_MAX);
+    if (!b->rc)
+        text_buf_append(&b->text, text.text, text.bytes);
+}
+
+static struct name content_of(const struct chat_message *m)
+{
+    return (struct name){m->content, m->content_bytes};
+}
+
+static bool is_role(const struct chat_message *m, const char *role)
+{
+    return !strcmp(m->role, role);
+}
+
+/* Without white space (of the given kinds) at both ends. */
+static struct name trim_begin(struct name t, const char *kinds)
+{
+    while (t.bytes && t.text[0] && strchr(kinds, t.text[0])) {
+        t.text++;
+        t.bytes--;
+    }
+    return t;
+}
+
+static struct name trim(struct name t, const char *kinds)
+{
+    t = trim_begin(t, kinds);
+    while (t.bytes && t.text[t.bytes - 1] && strchr(kinds, t.text[t.bytes - 1]))
+        t.bytes--;
+    return t;
+}
+
+/* What follows the last `mark`; the text itself without one. */
+static struct name after_last(struct name t, const char *mark)
+{
+    size_t bytes = strlen(mark);
+    for (size_t at = t.bytes; at >= bytes && t.bytes; at--)
+        if (!memcmp(t.text + at - bytes, mark, bytes))
+            return (struct name){t.text + at, t.bytes - at};
+    return t;
+}
+
+static struct name before_first(struct name t, const char *mark)
+{
+    const char *at = t.bytes ? memmem(t.text, t.bytes, mark, strlen(mark)) : NULL;
+    return at ? (struct name){t.text, (size_t)(at - t.text)} : t;
+}
+
+static void chatml_turn(struct builder *b, const char *role, struct name content)
+{
+    put_mark(b, "<|im_start|>");
+    put_text(b, role);
+    put_text(b, "\n");
+    put_name(b, content);
+    put_mark(b, "<|im_end|>");
+    put_text(b, "\n");
+}
+
+/* Answers of tools that follow each other share a user's turn. */
+static void quoted_tool(struct builder *b, const struct chat *chat, size_t i)
+{
+    if (i == 0 || !is_role(&chat->messages[i - 1], "tool")) {
+        put_mark(b, "<|im_start|>");
+        put_text(b, "user");
+    }
+    put_text(b, "\n");
+    put_token(b, "<tool_response>");
+    put_text(b, "\n");
+    put_name(b, content_of(&chat->messages[i]));
+    put_text(b, "\n");
+    put_token(b, "</tool_response>");
+    if (i + 1 == chat->count || !is_role(&chat->messages[i + 1], "tool")) {
+        put_mark(b, "<|im_end|>");
+        put_text(b, "\n");
+    }
+}
+
+static void chatml_message(struct builder *b, const struct chat *chat, size_t i)
+{
+    const struct chat_message *m = &chat->messages[i];
+    if (chat->format->tools_as_user && is_role(m, "tool"))
+        quoted_tool(b, chat, i);
+    else
+        chatml_turn(b, m->role, content_of(m));
+}
+
+/* The last message that asks something, rather than quoting a tool; the last of all when none does. */
+static size_t last_query(const struct chat *chat)
+{
+    static const char begin[] = "<tool_response>", end[] = "</tool_response>";
+    const size_t head = sizeof begin - 1, tail = sizeof end - 1;
+    for (size_t i = chat->count; i-- > 0;) {
+        const struct chat_message *m = &chat->messages[i];
+        bool quotes = m->content_bytes >= head && !memcmp(m->content, begin, head) && m->content_bytes >= tail &&
+                      !memcmp(m->content + m->content_bytes - tail, end, tail);
+        if (is_role(m, "user") && !quotes)
+            return i;
+    }
+    return chat->count - 1;
+}
+
+/* Thoughts stay only in answers behind the last query: of a turn that goes on. */
+static void qwen3_answer(struct builder *b, const struct chat *chat, size_t i)
+{
+    struct name content = content_of(&chat->messages[i]), thought = {"", 0};
+    if (content.bytes && memmem(content.text, content.bytes, "</think>", 8)) {
+        thought = trim(before_first(content, "</think>"), "");
+        while (thought.bytes && thought.text[thought.bytes - 1] == '\n')
+            thought.bytes--;
+        thought = trim_begin(after_last(thought, "<think>"), "\n");
+        content = trim_begin(after_last(content, "</think>"), "\n");
+    }
+    put_mark(b, "<|im_start|>");
+    put_text(b, "assistant\n");
+    if (i > last_query(chat) && (i + 1 == chat->count || thought.bytes)) {
+        put_token(b, "<think>");
+        put_text(b, "\n");
+        put_name(b, trim(thought, "\n"));
+        put_text(b, "\n");
+        put_token(b, "</think>");
+        put_text(b, "\n\n");
+        content = trim_begin(content, "\n");
+    }
+    put_name(b, content);
+    put_mark(b, "<|im_end|>");
+    put_text(b, "\n");
+}
+
+static void qwen3_message(struct builder *b, const struct chat *chat, size_t i)
+{
+    if (is_role(&chat->messages[i], "assistant"))
+        qwen3_answer(b, chat, i);
+    else
+        chatml_message(b, chat, i);
+}
+
+static void llama3_turn(struct builder *b, const char *role, struct name content)
+{
+    put_mark(b, "<|start_header_id|>");
+    put_text(b, role);
+    put_mark(b, "<|end_header_id|>");
+    put_text(b, "\n\n");
+    put_name(b, trim(content, " \t\n\v\f\r"));
+    put_mark(b, "<|eot_id|>");
+}
+
+/* Llama 3.1 has a system turn always, with dates in it. */
+static void llama3_dated(struct builder *b, const struct chat *chat)
+{
+    const struct chat_message *first = &chat->messages[0];
+    put_mark(b, "<|start_header_id|>");
+    put_text(b, "system");
+    put_mark(b, "<|end_header_id|>");
+    put_text(b, "\n\nCutting Knowledge Date: December 2023\nToday Date: ");
+    put_text(b, chat->format->date);
+    put_text(b, "\n\n");
+    if (is_role(first, "system"))
+        put_name(b, trim(content_of(first), " \t\n\v\f\r"));
+    put_mark(b, "<|eot_id|>");
+}
+
+static void llama3_message(struct builder *b, const struct chat *chat, size_t i)
+{
+    const struct chat_message *m = &chat->messages[i];
+    bool dated = *chat->format->date;
+    if (dated && i == 0)
+        llama3_dated(b, chat);
+    if (!dated || i || !is_role(m, "system"))
+        llama3_turn(b, is_role(m, "tool") && dated ? "ipython" : m->role, content_of(m));
+}
+
+/* The last system message counts, and comes first, without a mark. */
+static void deepseek_system(struct builder *b, const struct chat *chat)
+{
+    for (size_t i = chat->count; i-- > 0;) {
+        if (is_role(&chat->messages[i], "system")) {
+            put_name(b, content_of(&chat->messages[i]));
+            return;
         }
     }
-    out[n] = '\0';
 }
 
-static bool skip(const char **at, const char *text)
+static void deepseek_message(struct builder *b, const struct chat *chat, size_t i)
 {
-    size_t bytes = strlen(text);
-    if (strncmp(*at, text, bytes))
-        return false;
-    *at += bytes;
-    return true;
+    const struct chat_message *m = &chat->messages[i];
+    if (i == 0)
+        deepseek_system(b, chat);
+    if (is_role(m, "user")) {
+        put_mark(b, "<" BAR "User" BAR ">");
+        put_name(b, content_of(m));
+    } else if (is_role(m, "assistant")) {
+        put_mark(b, "<" BAR "Assistant" BAR ">");
+        put_name(b, chat->format->drops_thoughts ? after_last(content_of(m), "</think>") : content_of(m));
+        put_mark(b, "<" BAR "end\xe2\x96\x81of\xe2\x96\x81sentence" BAR ">");
+    }
 }
 
-/* Takes the normal form apart; false when it is not of the family. */
-static bool parse(struct format *f)
+static void put_generate(struct builder *b, const struct chat_format *f)
 {
-    const char *at = f->text;
-    skip(&at, UNSET);
-    if (!skip(&at, LOOP))
-        return false;
-    if (skip(&at, SYSTEM_BEGIN)) {
-        const char *end = strstr(at, SYSTEM_END);
-        if (!end || memchr(at, '\\', (size_t)(end - at)) || memchr(at, '\'', (size_t)(end - at)))
-            return false;
-        f->default_system = (struct name){at, (size_t)(end - at)};
-        at = end;
-        skip(&at, SYSTEM_END);
+    switch (f->family) {
+    case CHAT_FAMILY_CHATML:
+    case CHAT_FAMILY_QWEN3:
+        put_mark(b, "<|im_start|>");
+        put_text(b, "assistant\n");
+        break;
+    case CHAT_FAMILY_LLAMA3:
+        put_mark(b, "<|start_header_id|>");
+        put_text(b, "assistant");
+        put_mark(b, "<|end_header_id|>");
+        put_text(b, "\n\n");
+        break;
+    case CHAT_FAMILY_DEEPSEEK_R1:
+        put_mark(b, "<" BAR "Assistant" BAR ">");
+        if (f->opens_thought) {
+            put_token(b, "<think>");
+            put_text(b, "\n");
+        }
+        break;
     }
-    return skip(&at, MESSAGE) && skip(&at, GENERATE) && *at == '\0';
+    flush(b);
 }
 
-static int find_format(const struct tokenizer *t, struct format *f, struct err *err)
-{
-    size_t bytes;
-    const char *text = tokenizer_chat_template(t, &bytes);
-    memset(f, 0, sizeof *f);
-    if (!text)
-        return err_set(err, -ENOENT, "tokenizer.chat_template: found none, expected one in the model's file");
-    bool known = false;
-    if (bytes <= TEMPLATE_MAX && !memchr(text, '\0', bytes)) {
-        f->text = mem_alloc(2 * bytes + 1, 1);
-        normalise(text, bytes, f->text);
-        known = parse(f);
-    }
-    if (!known) {
-        mem_free(&f->text);
-        return err_set(err, -ENOTSUP,
-                       "tokenizer.chat_template: found \"%.*s...\" (%zu bytes), expected a template "
-                       "of the ChatML family",
-                       (int)(bytes < 100 ? bytes : 100), text, bytes);
-    }
-    f->im_start = tokenizer_special(t, "<|im_start|>");
-    f->im_end = tokenizer_special(t, "<|im_end|>");
-    if (f->im_start == TOKENIZER_NO_TOKEN || f->im_end == TOKENIZER_NO_TOKEN) {
-        mem_free(&f->text);
-        return err_set(err, -ENOTSUP,
-                       "tokenizer.chat_template: found ChatML, expected <|im_start|> and <|im_end|> "
-                       "among the tokens");
-    }
-    return 0;
-}
-
-int chat_check(const struct tokenizer *tokenizer, const char **ret_name, struct err *err)
-{
-    struct format f;
-    int rc = find_format(tokenizer, &f, err);
-    if (rc < 0)
-        return rc;
-    *ret_name = f.default_system.text ? "chatml with a default system message" : "chatml";
-    mem_free(&f.text);
-    return 0;
-}
-
-static bool known_role(const char *role)
+static int check_messages(const struct chat *chat, struct err *err)
 {
     static const char *const roles[] = {"system", "user", "assistant", "tool"};
-    for (unsigned i = 0; i < sizeof roles / sizeof *roles; i++)
-        if (!strcmp(role, roles[i]))
-            return true;
-    return false;
+    if (chat->count == 0)
+        return err_set(err, -EINVAL, "messages: found none, expected at least one");
+    for (size_t i = 0; i < chat->count; i++) {
+        const char *role = chat->messages[i].role;
+        unsigned k = 0;
+        while (k < 4 && strcmp(role, roles[k]))
+            k++;
+        if (k == 4)
+            return err_set(err, -EINVAL,
+                           "messages[%zu]: role: found \"%.40s\", expected system, user, assistant or tool", i,
+                           role);
+        if (k == 3 && chat->format->family == CHAT_FAMILY_DEEPSEEK_R1)
+            return err_set(err, -EINVAL,
+                           "messages[%zu]: role: found \"tool\", expected system, user or assistant (%s)", i,
+                           chat->format->name);
+    }
+    return 0;
 }
 
-/* <|im_start|> role \n content <|im_end|> \n. Role, break and content are encoded as one text, because white
- * space at the begin of the content joins the break. */
-static int put_message(const struct tokenizer *t, const struct format *f, const struct chat_message *m,
-                       struct token_buf *out, struct err *err)
+static void put_messages(struct builder *b, const struct chat *chat)
 {
-    size_t head = strlen(m->role) + 1;
-    if (m->content_bytes > TOKENIZER_TEXT_MAX - head)
-        return err_set(err, -E2BIG, "content: found %zu bytes, expected at most %zu", m->content_bytes,
-                       TOKENIZER_TEXT_MAX - head);
-    char *text = mem_alloc(head + m->content_bytes, 1);
-    memcpy(text, m->role, head - 1);
-    text[head - 1] = '\n';
-    if (m->content_bytes)
-        memcpy(text + head, m->content, m->content_bytes);
-    token_buf_push(out, f->im_start);
-    int rc = tokenizer_encode(t, text, head + m->content_bytes, false, out, err);
-    mem_free(&text);
+    static void (*const puts_by_family[])(struct builder *, const struct chat *, size_t) = {
+        [CHAT_FAMILY_CHATML] = chatml_message,
+        [CHAT_FAMILY_QWEN3] = qwen3_message,
+        [CHAT_FAMILY_LLAMA3] = llama3_message,
+        [CHAT_FAMILY_DEEPSEEK_R1] = deepseek_message,
+    };
+    const struct chat_format *f = chat->format;
+    bool wants = f->family == CHAT_FAMILY_LLAMA3 || f->family == CHAT_FAMILY_DEEPSEEK_R1;
+    if ((wants || tokenizer_add_bos(b->t)) && tokenizer_bos(b->t) != TOKENIZER_NO_TOKEN && b->out->count == 0)
+        token_buf_push(b->out, tokenizer_bos(b->t));
+    if (*f->system && !is_role(&chat->messages[0], "system"))
+        chatml_turn(b, "system", name_of(f->system));
+    for (size_t i = 0; i < chat->count && !b->rc; i++) {
+        puts_by_family[f->family](b, chat, i);
+        bool joins = i + 1 < chat->count && is_role(&chat->messages[i + 1], "tool"); /* no mark between them */
+        if (!joins)
+            flush(b);
+        if (b->rc < 0)
+            err_prefix(b->err, b->rc, "messages[%zu]", i);
+    }
+}
+
+int chat_encode_as(const struct tokenizer *tokenizer, const struct chat *chat, struct token_buf *out,
+                   struct err *err)
+{
+    size_t before = out->count;
+    struct builder b = {.t = tokenizer, .out = out, .err = err};
+    int rc = check_messages(chat, err);
     if (rc < 0)
         return rc;
-    token_buf_push(out, f->im_end);
-    return tokenizer_encode(t, "\n", 1, false, out, err);
-}
-
-static int put_all(const struct tokenizer *t, const struct format *f, const struct chat_message *messages,
-                   size_t count, struct token_buf *out, struct err *err)
-{
-    int rc = 0;
-    if (tokenizer_add_bos(t) && out->count == 0)
-        token_buf_push(out, tokenizer_bos(t));
-    if (f->default_system.text && strcmp(messages[0].role, "system")) {
-        struct chat_message system = {"system", f->default_system.text, f->default_system.bytes};
-        rc = put_message(t, f, &system, out, err);
-    }
-    for (size_t i = 0; i < count && !rc; i++) {
-        rc = put_message(t, f, &messages[i], out, err);
-        if (rc < 0)
-            err_prefix(err, rc, "messages[%zu]", i);
-    }
-    return rc;
+    put_messages(&b, chat);
+    flush(&b);
+    if (chat->generate)
+        put_generate(&b, chat->format);
+    text_buf_free(&b.text);
+    if (b.rc < 0)
+        out->count = before;
+    return b.rc;
 }
 
 int chat_encode(const struct tokenizer *tokenizer, const struct chat_message *messages, size_t count,
                 bool generate, struct token_buf *out, struct err *err)
 {
-    if (count == 0)
-        return err_set(err, -EINVAL, "messages: found none, expected at least one");
-    for (size_t i = 0; i < count; i++)
-        if (!known_role(messages[i].role))
-            return err_set(err, -EINVAL,
-                           "messages[%zu]: role: found \"%.40s\", expected system, user, assistant or tool",
-                           i, messages[i].role);
-    struct format f;
-    int rc = find_format(tokenizer, &f, err);
+    struct chat_format format;
+    int rc = chat_format_choose(tokenizer, NULL, &format, err);
     if (rc < 0)
         return rc;
-    size_t before = out->count;
-    rc = put_all(tokenizer, &f, messages, count, out, err);
-    if (!rc && generate) {
-        token_buf_push(out, f.im_start);
-        rc = tokenizer_encode(tokenizer, "assistant\n", 10, false, out, err);
-    }
-    if (rc < 0)
-        out->count = before;
-    mem_free(&f.text);
-    return rc;
+    struct chat chat = {&format, messages, count, generate};
+    return chat_encode_as(tokenizer, &chat, out, err);
 }

@@ -1,51 +1,99 @@
-/* Opens models and hands out their parts. struct model owns the mapped file and the tables over it; it is
- * built by one thread, then read only. It must never touch weights while opening: loading stays lazy. */
+/* Opens models and hands out their parts. struct model owns the mapped files and the tables over them; it is
+ * built by one thread, then read only. It must never touch matrices while opening: loading stays lazy. */
 #include "model/model.h"
 
 #include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
 #include "base/alloc.h"
 #include "model/model_private.h"
 
-static int load(struct model *m, struct err *err)
+void *model_own(struct model *model, size_t bytes)
 {
-    struct name arch = {0};
-    int rc = gguf_required(gguf_string(m->gguf, "general.architecture", &arch, err), err);
-    if (rc < 0)
-        return rc;
-    if (!name_is(arch, "llama"))
-        return err_set(err, -ENOTSUP, "%s: general.architecture: found \"%.*s\", expected \"llama\"",
-                       gguf_path(m->gguf), (int)(arch.bytes < 60 ? arch.bytes : 60), arch.text);
-    if ((rc = vocab_from_gguf(m->gguf, &m->vocab, err)) < 0)
-        return rc;
-    return model_llama_load(m, err);
+    struct model_owned *o = mem_alloc(1, sizeof *o + bytes); /* bytes of a vector that lies in a file */
+    o->next = model->owned;
+    model->owned = o;
+    return o->data;
 }
 
-static char *find_name(const struct gguf *g)
+int model_refuse(const struct model *model, struct err *err, int code, const char *fmt, ...)
+{
+    char detail[320];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(detail, sizeof detail, fmt, ap);
+    va_end(ap);
+    return err_set(err, code, "%.180s: %s", model->path, detail);
+}
+
+int model_check_heads(const struct model *model, const char *key, bool head_dim_said, struct err *err)
+{
+    const struct model_config *c = &model->config;
+    if (c->q_heads % c->kv_heads)
+        return model_refuse(model, err, -EBADMSG,
+                            "%s: found %" PRIu32 ", expected a divisor of %" PRIu32 " query heads", key,
+                            c->kv_heads, c->q_heads);
+    if (!head_dim_said && c->hidden % c->q_heads)
+        return model_refuse(model, err, -EBADMSG,
+                            "query heads: found %" PRIu32 ", expected a divisor of the hidden size %" PRIu32,
+                            c->q_heads, c->hidden);
+    if (c->head_dim < 2 || c->head_dim % 2 || c->head_dim > MODEL_HEAD_DIM_MAX)
+        return model_refuse(model, err, -EBADMSG,
+                            "head dimension: found %" PRIu32 ", expected an even one up to %d", c->head_dim,
+                            MODEL_HEAD_DIM_MAX);
+    return 0;
+}
+
+static char *last_part(const char *path)
+{
+    size_t end = strlen(path);
+    while (end > 1 && path[end - 1] == '/')
+        end--;
+    size_t begin = end;
+    while (begin && path[begin - 1] != '/')
+        begin--;
+    char *name = mem_alloc(end - begin + 1, 1);
+    memcpy(name, path + begin, end - begin);
+    return name;
+}
+
+static char *find_name(const struct model *m)
 {
     struct name name = {0};
-    if (gguf_string(g, "general.name", &name, NULL) == 0 && name.bytes > 0 && name.bytes < 256) {
+    if (m->weights.gguf_count && gguf_string(m->weights.ggufs[0], "general.name", &name, NULL) == 0 &&
+        name.bytes > 0 && name.bytes < 256) {
         char *text = mem_alloc(name.bytes + 1, 1);
         memcpy(text, name.text, name.bytes); /* a NUL inside only cuts it short */
         return text;
     }
-    const char *slash = strrchr(gguf_path(g), '/');
-    return mem_strdup(slash ? slash + 1 : gguf_path(g));
+    return last_part(m->path);
+}
+
+static char *describe_format(const struct weights *w)
+{
+    char text[64];
+    uint32_t files = w->gguf_count ? w->gguf_count : w->shard_count;
+    if (files > 1)
+        snprintf(text, sizeof text, "%s in %" PRIu32 " parts", w->gguf_count ? "GGUF" : "safetensors", files);
+    else
+        snprintf(text, sizeof text, "%s", w->gguf_count ? "GGUF" : "safetensors");
+    return mem_strdup(text);
 }
 
 int model_open(const char *path, struct model **ret_model, struct err *err)
 {
     struct stat st;
-    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode))
-        return err_set(err, -ENOTSUP, "%s: found a directory, expected a GGUF file", path);
+    bool folder = stat(path, &st) == 0 && S_ISDIR(st.st_mode);
     struct model *m = mem_alloc(1, sizeof *m);
-    int rc = gguf_open(path, &m->gguf, err);
-    if (!rc)
-        rc = load(m, err);
+    m->path = mem_strdup(path);
+    int rc = folder ? model_folder_load(m, err) : model_gguf_load(m, err);
     if (!rc) {
-        m->name = find_name(m->gguf);
+        m->name = find_name(m);
+        m->format = describe_format(&m->weights);
         *ret_model = m;
         return 0;
     }
@@ -60,8 +108,15 @@ void model_free(struct model **model)
         return;
     mem_free(&m->layers);
     mem_free(&m->name);
+    mem_free(&m->format);
     vocab_free(&m->vocab);
-    gguf_free(&m->gguf);
+    while (m->owned) {
+        struct model_owned *next = m->owned->next;
+        mem_free(&m->owned);
+        m->owned = next;
+    }
+    weights_free(&m->weights);
+    mem_free(&m->path);
     mem_free(model);
 }
 
@@ -92,7 +147,7 @@ const struct model_tensor *model_output(const struct model *model)
 
 const char *model_path(const struct model *model)
 {
-    return gguf_path(model->gguf);
+    return model->path;
 }
 
 const char *model_name(const struct model *model)
@@ -100,12 +155,25 @@ const char *model_name(const struct model *model)
     return model->name;
 }
 
+const char *model_format(const struct model *model)
+{
+    return model->format;
+}
+
+const char *model_arch_name(enum model_arch arch)
+{
+    static const char *const names[] = {
+        [MODEL_ARCH_LLAMA] = "llama",
+        [MODEL_ARCH_MISTRAL] = "mistral",
+        [MODEL_ARCH_QWEN2] = "qwen2",
+        [MODEL_ARCH_QWEN3] = "qwen3",
+    };
+    return names[arch];
+}
+
 uint64_t model_weight_bytes(const struct model *model)
 {
-    uint64_t bytes = 0; /* cannot overflow: the tensors lie in one file without overlap */
-    for (uint32_t i = 0; i < gguf_tensors(model->gguf); i++)
-        bytes += gguf_tensor_at(model->gguf, i)->bytes;
-    return bytes;
+    return weights_bytes(&model->weights);
 }
 
 const struct vocab *model_vocab(const struct model *model)
@@ -115,22 +183,7 @@ const struct vocab *model_vocab(const struct model *model)
 
 struct hash128 model_fingerprint(const struct model *model)
 {
-    const uint64_t sample = 4096;
-    uint64_t file_bytes;
-    const uint8_t *file = gguf_file(model->gguf, &file_bytes);
-    struct hash128 h = hash_bytes(0, file, gguf_head_bytes(model->gguf));
-    for (uint32_t i = 0; i < gguf_tensors(model->gguf); i++) {
-        const struct gguf_tensor *t = gguf_tensor_at(model->gguf, i);
-        const uint8_t *data = t->data;
-        if (t->bytes <= 3 * sample) {
-            h = hash_chain(h, data, t->bytes);
-            continue;
-        }
-        h = hash_chain(h, data, sample);
-        h = hash_chain(h, data + t->bytes / 2, sample);
-        h = hash_chain(h, data + t->bytes - sample, sample);
-    }
-    return h;
+    return weights_fingerprint(&model->weights, model->head_hash);
 }
 
 struct hash128 model_tokenizer_fingerprint(const struct model *model)

@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <math.h>
 
-#include "model/model.h"
+#include "model/model_private.h"
 
 /* The dimension whose pair turns `turns` times over the context of training. */
 static double turning_dim(const struct model_rope *rope, double turns)
@@ -52,4 +52,15 @@ int model_rope_frequencies(const struct model_rope *rope, float *inv_freq, float
     }
     *ret_scale = yarn ? (float)((0.1 * log(factor) + 1) * rope->attn_factor) : 1;
     return 0;
+}
+
+void model_llama3_factors(const struct model_rope *rope, const struct model_llama3 *scaling, float *ret)
+{
+    double original = scaling->original_context, factor = scaling->factor, low = scaling->low,
+           high = scaling->high;
+    for (uint32_t j = 0; j < rope->dims / 2; j++) {
+        double turns = original * pow(rope->base, -2.0 * j / rope->dims) / (2 * M_PI);
+        double kept = fmin(fmax((turns - low) / (high - low), 0), 1); /* share of the frequency not stretched */
+        ret[j] = (float)(1 / ((1 - kept) / factor + kept));
+    }
 }

@@ -34,7 +34,7 @@ void token_buf_free(struct token_buf *buf)
     buf->count = buf->capacity = 0;
 }
 
-static void encode_piece(const struct tokenizer *t, struct name piece, struct token_buf *out)
+static void merge_piece(const struct tokenizer *t, struct name piece, struct token_buf *out)
 {
     if (t->whole_pieces) {
         uint32_t id = names_find(&t->index, piece);
@@ -53,18 +53,67 @@ static void encode_piece(const struct tokenizer *t, struct name piece, struct to
     out->count += merges_apply(&t->merges, ids, count);
 }
 
+/* What pieces of this text gave before: words come again, and looking one up takes a tenth of merging it. */
+#define CACHE_SLOTS   4096
+#define CACHE_BYTES   22
+#define CACHE_IDS     9
+#define CACHE_FROM    4096 /* bytes of text from which on filling it pays */
+
+struct cached {
+    uint8_t bytes, count; /* bytes 0: empty */
+    char text[CACHE_BYTES];
+    uint32_t ids[CACHE_IDS];
+};
+
+static uint32_t cache_slot(struct name piece)
+{
+    uint64_t head = 0, tail = 0;
+    size_t n = piece.bytes < 8 ? piece.bytes : 8;
+    memcpy(&head, piece.text, n);
+    memcpy(&tail, piece.text + piece.bytes - n, n);
+    uint64_t mixed = (head ^ (tail * UINT64_C(0x9e3779b97f4a7c15)) ^ piece.bytes) * UINT64_C(0xff51afd7ed558ccd);
+    return (uint32_t)(mixed >> 40) % CACHE_SLOTS;
+}
+
+static void encode_piece(const struct tokenizer *t, struct cached *cache, struct name piece,
+                         struct token_buf *out)
+{
+    if (!cache || piece.bytes > CACHE_BYTES) {
+        merge_piece(t, piece, out);
+        return;
+    }
+    struct cached *c = &cache[cache_slot(piece)];
+    if (c->bytes == piece.bytes && !memcmp(c->text, piece.text, piece.bytes)) {
+        reserve(out, c->count);
+        memcpy(out->ids + out->count, c->ids, c->count * sizeof *c->ids);
+        out->count += c->count;
+        return;
+    }
+    size_t before = out->count;
+    merge_piece(t, piece, out);
+    size_t count = out->count - before;
+    if (count == 0 || count > CACHE_IDS)
+        return;
+    c->bytes = (uint8_t)piece.bytes;
+    c->count = (uint8_t)count;
+    memcpy(c->text, piece.text, piece.bytes);
+    memcpy(c->ids, out->ids + before, count * sizeof *c->ids);
+}
+
 static int encode_bpe(const struct tokenizer *t, struct name text, struct token_buf *out, struct err *err)
 {
     struct pretok_walk walk;
     struct name piece;
+    struct cached *cache = text.bytes >= CACHE_FROM ? mem_alloc(CACHE_SLOTS, sizeof *cache) : NULL;
     int rc;
     pretok_begin(&walk, t->pretok, text.text, text.bytes);
     while ((rc = pretok_next(&walk, &piece)) > 0)
-        encode_piece(t, piece, out);
+        encode_piece(t, cache, piece, out);
     if (rc < 0)
         err_set(err, rc, "text: byte %zu: the pre-tokenizer reached a limit of its regular expression",
                 walk.at);
     pretok_end(&walk);
+    mem_free(&cache);
     return rc;
 }
 
@@ -91,11 +140,11 @@ static int encode_nfc(const struct tokenizer *t, struct name text, struct token_
 }
 
 /* Spaces stand as themselves in `raw`; U+2581 in the text means a space too, as SentencePiece has it. */
-static void encode_spm(const struct tokenizer *t, struct name text, struct token_buf *out)
+static void encode_spm(const struct tokenizer *t, struct name text, bool first, struct token_buf *out)
 {
     char *spaced = mem_alloc(text.bytes + 1, 1);
     size_t bytes = 0;
-    if (t->add_space)
+    if (t->add_space && (first || !t->vocab->space_first))
         spaced[bytes++] = ' ';
     for (size_t at = 0; at < text.bytes;) {
         bool space = text.bytes - at >= 3 && !memcmp(text.text + at, "\xe2\x96\x81", 3);
@@ -122,12 +171,14 @@ static void encode_spm(const struct tokenizer *t, struct name text, struct token
     mem_free(&spaced);
 }
 
-static int encode_plain(const struct tokenizer *t, struct name text, struct token_buf *out, struct err *err)
+/* `first`: no mark stands before the text. */
+static int encode_plain(const struct tokenizer *t, struct name text, bool first, struct token_buf *out,
+                        struct err *err)
 {
     if (text.bytes == 0)
         return 0;
     if (t->vocab->kind == VOCAB_KIND_SPM) {
-        encode_spm(t, text, out);
+        encode_spm(t, text, first, out);
         return 0;
     }
     return t->nfc && may_need_nfc(text) ? encode_nfc(t, text, out, err) : encode_bpe(t, text, out, err);
@@ -156,11 +207,12 @@ static int encode_marked(const struct tokenizer *t, const struct tokenizer_marks
             at++;
             continue;
         }
-        rc = encode_plain(t, (struct name){text.text + begin, at - begin}, out, err);
+        rc = encode_plain(t, (struct name){text.text + begin, at - begin}, begin == 0, out, err);
         token_buf_push(out, id);
         begin = at += t->raw[id].bytes;
     }
-    return rc ? rc : encode_plain(t, (struct name){text.text + begin, text.bytes - begin}, out, err);
+    struct name rest = {text.text + begin, text.bytes - begin};
+    return rc ? rc : encode_plain(t, rest, begin == 0, out, err);
 }
 
 int tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t bytes, bool special,

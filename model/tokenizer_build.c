@@ -113,12 +113,32 @@ static void build_index(struct tokenizer *t)
 static int bad_merge(uint32_t rank, struct name merge, struct err *err)
 {
     return err_set(err, -EBADMSG,
-                   "tokenizer.ggml.merges: entry %" PRIu32 ": found \"%.*s\", expected two tokens "
-                   "that join to a third",
-                   rank, (int)(merge.bytes < 80 ? merge.bytes : 80), merge.text);
+                   "merges: entry %" PRIu32 ": found \"%.*s\", expected two tokens that join to a third", rank,
+                   (int)(merge.bytes < 80 ? merge.bytes : 80), merge.text);
 }
 
-static int build_merges_bpe(struct tokenizer *t, struct err *err)
+/* Both halves of a merge as raw bytes behind each other in `joined`, which is as long as the merge. False when
+ * it is not two texts. */
+static bool split_merge(const struct tokenizer *t, const int16_t alphabet[512], struct name m, char *joined,
+                        size_t ret_lengths[2])
+{
+    const char *space = m.bytes ? memchr(m.text, ' ', m.bytes) : NULL;
+    if (!space)
+        return false;
+    size_t left = (size_t)(space - m.text);
+    const struct name halves[2] = {{m.text, left}, {space + 1, m.bytes - left - 1}};
+    for (int i = 0; i < 2; i++) {
+        ptrdiff_t n = t->vocab->kind == VOCAB_KIND_BPE ? decode_alphabet(alphabet, halves[i], joined)
+                                                       : decode_pieces(halves[i], VOCAB_TYPE_NORMAL, joined);
+        if (n <= 0)
+            return false;
+        ret_lengths[i] = (size_t)n;
+        joined += n;
+    }
+    return true;
+}
+
+static int build_merges_list(struct tokenizer *t, struct err *err)
 {
     const struct vocab *v = t->vocab;
     size_t longest = 0;
@@ -129,22 +149,17 @@ static int build_merges_bpe(struct tokenizer *t, struct err *err)
     char *joined = mem_alloc(longest + 1, 1);
     int rc = 0;
     for (uint32_t i = 0; i < v->merge_count && !rc; i++) {
-        struct name m = v->merges[i];
-        const char *space = m.bytes ? memchr(m.text, ' ', m.bytes) : NULL;
-        size_t left = space ? (size_t)(space - m.text) : 0;
-        ptrdiff_t a = space ? decode_alphabet(alphabet, (struct name){m.text, left}, joined) : -1;
-        ptrdiff_t b =
-            a < 0 ? -1 : decode_alphabet(alphabet, (struct name){space + 1, m.bytes - left - 1}, joined + a);
-        if (a <= 0 || b <= 0) {
-            rc = bad_merge(i, m, err);
+        size_t n[2];
+        if (!split_merge(t, alphabet, v->merges[i], joined, n)) {
+            rc = bad_merge(i, v->merges[i], err);
             break;
         }
-        struct merge merge = {.left = names_find(&t->index, (struct name){joined, (size_t)a}),
-                              .right = names_find(&t->index, (struct name){joined + a, (size_t)b}),
+        struct merge merge = {.left = names_find(&t->index, (struct name){joined, n[0]}),
+                              .right = names_find(&t->index, (struct name){joined + n[0], n[1]}),
                               .rank = i,
-                              .into = names_find(&t->index, (struct name){joined, (size_t)(a + b)})};
+                              .into = names_find(&t->index, (struct name){joined, n[0] + n[1]})};
         if (merge.left == NAMES_NONE || merge.right == NAMES_NONE || merge.into == NAMES_NONE)
-            rc = bad_merge(i, m, err);
+            rc = bad_merge(i, v->merges[i], err);
         else
             merges_add(&t->merges, merge);
     }
@@ -220,7 +235,7 @@ static int check_mark(const struct tokenizer *t, uint32_t id, struct err *err)
     if (utf8_valid(t->raw[id].text, t->raw[id].bytes) == t->raw[id].bytes)
         return 0;
     return err_set(err, -EBADMSG,
-                   "tokenizer.ggml.tokens: token %" PRIu32 ": found invalid UTF-8, expected text", id);
+                   "tokens: token %" PRIu32 ": found invalid UTF-8, expected text", id);
 }
 
 static int build_marks(struct tokenizer *t, bool control, struct err *err)
@@ -272,11 +287,18 @@ static void build_ends(struct tokenizer *t)
     for (unsigned i = 0; i < sizeof named / sizeof *named; i++)
         if (named[i] < v->count)
             t->is_eos[named[i]] = 1;
+    for (uint32_t i = 0; i < v->end_count; i++)
+        t->is_eos[v->ends[i]] = 1;
     for (unsigned i = 0; i < sizeof texts / sizeof *texts; i++) {
         uint32_t id = tokenizer_special(t, texts[i]);
         if (id != TOKENIZER_NO_TOKEN && tokenizer_type_is_control(v->types[id]))
             t->is_eos[id] = 1;
     }
+}
+
+static bool said(enum vocab_flag flag, bool otherwise)
+{
+    return flag == VOCAB_FLAG_UNSAID ? otherwise : flag == VOCAB_FLAG_YES;
 }
 
 static int build_bpe(struct tokenizer *t, struct err *err)
@@ -285,10 +307,10 @@ static int build_bpe(struct tokenizer *t, struct err *err)
     if (rc < 0)
         return rc;
     const struct pretok_traits *traits = pretok_traits(t->pretok);
-    t->nfc = traits->nfc;
-    t->whole_pieces = traits->whole_pieces;
+    t->nfc = said(t->vocab->nfc, traits->nfc);
+    t->whole_pieces = said(t->vocab->whole_pieces, traits->whole_pieces);
     t->add_bos = traits->add_bos;
-    return build_merges_bpe(t, err);
+    return build_merges_list(t, err);
 }
 
 int tokenizer_create_from(const struct vocab *vocab, struct tokenizer **ret, struct err *err)
@@ -304,7 +326,10 @@ int tokenizer_create_from(const struct vocab *vocab, struct tokenizer **ret, str
     } else {
         t->add_bos = true;
         t->add_space = vocab->add_space_prefix != VOCAB_FLAG_NO;
-        build_merges_spm(t);
+        if (vocab->merges)
+            rc = build_merges_list(t, err);
+        else
+            build_merges_spm(t);
     }
     if (!rc)
         rc = build_marks(t, false, err);
@@ -314,8 +339,7 @@ int tokenizer_create_from(const struct vocab *vocab, struct tokenizer **ret, str
         tokenizer_free(&t);
         return rc;
     }
-    if (vocab->add_bos != VOCAB_FLAG_UNSAID)
-        t->add_bos = vocab->add_bos == VOCAB_FLAG_YES;
+    t->add_bos = said(vocab->add_bos, t->add_bos);
     if (vocab->bos == VOCAB_NO_TOKEN)
         t->add_bos = false;
     build_ends(t);
@@ -327,7 +351,7 @@ int tokenizer_create(const struct model *model, struct tokenizer **ret, struct e
 {
     const struct vocab *vocab = model_vocab(model);
     if (!vocab)
-        return err_set(err, -ENOENT, "%s: tokenizer: found none in the file, expected tokenizer.ggml.model",
+        return err_set(err, -ENOENT, "%s: tokenizer: found none, expected tokenizer.ggml.model in the file or tokenizer.json",
                        model_path(model));
     int rc = tokenizer_create_from(vocab, ret, err);
     return rc < 0 ? err_prefix(err, rc, "%s", model_path(model)) : 0;

@@ -1,4 +1,5 @@
-/* Fills struct vocab. The object belongs to the caller; one thread builds it. */
+/* Fills struct vocab from GGUF, and what all vocabularies share. The object belongs to the caller; one thread
+ * builds it. */
 #include "model/vocab.h"
 
 #include <errno.h>
@@ -7,10 +8,9 @@
 
 #include "base/alloc.h"
 #include "model/gguf.h"
+#include "model/pretok.h"
 
-/* More than any real vocabulary; ids must leave room for marks. */
-#define TOKENS_MAX     (UINT32_C(1) << 24)
-#define TEXT_BYTES_MAX 8193 /* of a token or a merge; bounds what building a tokenizer costs */
+#define BLOCK_BYTES (UINT32_C(1) << 18)
 
 static int read_texts(const struct gguf *g, const char *key, struct name **ret, uint32_t *ret_count,
                       struct err *err)
@@ -19,16 +19,16 @@ static int read_texts(const struct gguf *g, const char *key, struct name **ret, 
     int rc = gguf_strings(g, key, &array, err);
     if (rc < 0)
         return rc;
-    if (array.count == 0 || array.count > TOKENS_MAX)
+    if (array.count == 0 || array.count > VOCAB_TOKENS_MAX)
         return err_set(err, -EBADMSG, "%s: %s: found %" PRIu64 " entries, expected 1 to %" PRIu32,
-                       gguf_path(g), key, array.count, TOKENS_MAX);
+                       gguf_path(g), key, array.count, VOCAB_TOKENS_MAX);
     struct name *texts = mem_alloc(array.count, sizeof *texts);
     const uint8_t *cursor = array.data;
     for (uint64_t i = 0; i < array.count && !rc; i++) {
         texts[i] = gguf_array_next(&cursor);
-        if (texts[i].bytes > TEXT_BYTES_MAX)
+        if (texts[i].bytes > VOCAB_TEXT_MAX)
             rc = err_set(err, -EBADMSG, "%s: %s: entry %" PRIu64 ": found %zu bytes, expected at most %d",
-                         gguf_path(g), key, i, texts[i].bytes, TEXT_BYTES_MAX);
+                         gguf_path(g), key, i, texts[i].bytes, VOCAB_TEXT_MAX);
     }
     *ret = texts; /* the caller's to free, also on failure */
     *ret_count = (uint32_t)array.count;
@@ -152,6 +152,7 @@ int vocab_from_gguf(const struct gguf *gguf, struct vocab **ret, struct err *err
     if (!gguf_has(gguf, "tokenizer.ggml.model") && !gguf_has(gguf, "tokenizer.ggml.tokens"))
         return 0;
     struct vocab *v = mem_alloc(1, sizeof *v);
+    v->nfc = v->whole_pieces = VOCAB_FLAG_UNSAID;
     int rc = read_texts(gguf, "tokenizer.ggml.tokens", &v->tokens, &v->count, err);
     if (!rc)
         rc = read_types(gguf, v, err);
@@ -159,10 +160,59 @@ int vocab_from_gguf(const struct gguf *gguf, struct vocab **ret, struct err *err
         rc = read_kind(gguf, v, err);
     if (!rc)
         rc = read_marks(gguf, v, err);
+    if (!rc)
+        vocab_settle_marks(v);
     if (rc < 0)
         vocab_free(&v);
     *ret = v;
     return gguf_required(rc, err);
+}
+
+struct vocab_block {
+    struct vocab_block *next;
+    size_t used, room;
+    char text[];
+};
+
+struct name vocab_keep(struct vocab *vocab, const char *text, size_t bytes)
+{
+    struct vocab_block *b = vocab->blocks;
+    if (!b || b->room - b->used < bytes) {
+        size_t room = bytes > BLOCK_BYTES ? bytes : BLOCK_BYTES;
+        b = mem_resize(NULL, 1, sizeof *b + room); /* not zeroed: many of these stay half empty */
+        *b = (struct vocab_block){.next = vocab->blocks, .room = room};
+        vocab->blocks = b;
+    }
+    char *to = b->text + b->used;
+    if (bytes)
+        memcpy(to, text, bytes);
+    b->used += bytes;
+    return (struct name){to, bytes};
+}
+
+void vocab_settle_marks(struct vocab *vocab)
+{
+    static const char *const marks[] = {
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|eot_id|>",
+        "<|begin_of_text|>",
+        "<|end_of_text|>",
+        "<|endoftext|>",
+        "<\xef\xbd\x9cUser\xef\xbd\x9c>",
+        "<\xef\xbd\x9c" "Assistant\xef\xbd\x9c>",
+        "<\xef\xbd\x9c" "begin\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>",
+        "<\xef\xbd\x9c" "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>",
+    };
+    for (uint32_t i = 0; i < vocab->count; i++) {
+        if (vocab->types[i] != VOCAB_TYPE_USER_DEFINED)
+            continue;
+        for (unsigned k = 0; k < sizeof marks / sizeof *marks; k++)
+            if (name_is(vocab->tokens[i], marks[k]))
+                vocab->types[i] = VOCAB_TYPE_CONTROL;
+    }
 }
 
 void vocab_free(struct vocab **vocab)
@@ -174,34 +224,46 @@ void vocab_free(struct vocab **vocab)
     mem_free(&v->types);
     mem_free(&v->scores);
     mem_free(&v->merges);
+    while (v->blocks) {
+        struct vocab_block *next = v->blocks->next;
+        mem_free(&v->blocks);
+        v->blocks = next;
+    }
     mem_free(vocab);
 }
 
 /* Lengths go in as well, or moving a byte from one text to the next would not show. */
-static struct hash128 mix_texts(struct hash128 h, const struct name *texts, uint32_t count)
+static struct hash128 mix_text(struct hash128 h, struct name text)
 {
-    for (uint32_t i = 0; i < count; i++) {
-        uint64_t bytes = texts[i].bytes;
-        h = hash_chain(h, &bytes, sizeof bytes);
-        h = hash_chain(h, texts[i].text, texts[i].bytes);
-    }
-    return h;
+    uint64_t bytes = text.bytes;
+    h = hash_chain(h, &bytes, sizeof bytes);
+    return hash_chain(h, text.text, text.bytes);
+}
+
+static uint32_t settled(enum vocab_flag said, bool otherwise)
+{
+    return said == VOCAB_FLAG_UNSAID ? otherwise : said == VOCAB_FLAG_YES;
 }
 
 struct hash128 vocab_fingerprint(const struct vocab *vocab)
 {
-    uint32_t head[] = {(uint32_t)vocab->kind,
-                       vocab->count,
-                       vocab->merge_count,
-                       vocab->bos,
-                       vocab->eos,
-                       (uint32_t)vocab->add_bos,
-                       (uint32_t)vocab->add_space_prefix};
+    const struct vocab *v = vocab;
+    const struct pretok_traits *traits = pretok_traits_of(v->pre);
+    uint32_t head[] = {(uint32_t)v->kind, v->merge_count, settled(v->add_space_prefix, true), v->space_first,
+                       settled(v->nfc, traits && traits->nfc),
+                       settled(v->whole_pieces, traits && traits->whole_pieces)};
     struct hash128 h = hash_bytes(0, head, sizeof head);
-    h = mix_texts(h, &vocab->pre, 1);
-    h = mix_texts(h, vocab->tokens, vocab->count);
-    h = hash_chain(h, vocab->types, vocab->count);
-    if (vocab->scores)
-        h = hash_chain(h, vocab->scores, vocab->count * sizeof *vocab->scores);
-    return mix_texts(h, vocab->merges, vocab->merge_count);
+    h = mix_text(h, traits ? name_of(traits->name) : v->pre);
+    for (uint32_t i = 0; i < v->count; i++) {
+        uint32_t place[] = {i, v->types[i]};
+        if (v->types[i] == VOCAB_TYPE_UNUSED)
+            continue;
+        h = hash_chain(h, place, sizeof place);
+        h = mix_text(h, v->tokens[i]);
+        if (v->scores)
+            h = hash_chain(h, &v->scores[i], sizeof v->scores[i]);
+    }
+    for (uint32_t i = 0; i < v->merge_count; i++)
+        h = mix_text(h, v->merges[i]);
+    return h;
 }

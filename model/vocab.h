@@ -1,5 +1,5 @@
 /* What a model file says of its tokenizer, in one neutral form: tokenizers are built from it, whatever file
- * it came from. Texts are borrowed from the file. Read only once filled. */
+ * it came from. Texts are borrowed from a mapped file, or kept here. Read only once filled. */
 #ifndef MODEL_VOCAB_H
 #define MODEL_VOCAB_H
 
@@ -11,6 +11,9 @@
 #include "model/names.h"
 
 #define VOCAB_NO_TOKEN UINT32_MAX
+#define VOCAB_TOKENS_MAX (UINT32_C(1) << 24) /* more than any real vocabulary has */
+#define VOCAB_ENDS_MAX 16
+#define VOCAB_TEXT_MAX 8193 /* bytes of a token or a merge; bounds what building a tokenizer costs */
 
 enum vocab_kind {
     VOCAB_KIND_BPE, /* byte-level BPE: token texts are in GPT-2's alphabet of one character a byte */
@@ -37,10 +40,15 @@ struct vocab {
     uint8_t *types;      /* [count], enum vocab_type */
     float *scores;       /* [count]; NULL for BPE */
     uint32_t merge_count;
-    struct name *merges; /* [merge_count], "left right", the first is merged first; NULL for SPM */
+    struct name *merges; /* [merge_count], "left right", the first is merged first; NULL: by scores */
     uint32_t bos, eos, eot, eom, unknown; /* VOCAB_NO_TOKEN where the file names none */
+    uint32_t ends[VOCAB_ENDS_MAX];        /* more ids that end a generation */
+    uint32_t end_count;
     enum vocab_flag add_bos, add_space_prefix;
-    struct name chat_template; /* empty when there is none */
+    enum vocab_flag nfc, whole_pieces; /* UNSAID: as goes with `pre` */
+    bool space_first;                  /* SPM: the space is added to the text's begin only, not after marks */
+    struct name chat_template;         /* empty when there is none */
+    struct vocab_block *blocks;        /* what vocab_keep keeps */
 };
 
 struct gguf;
@@ -49,11 +57,19 @@ struct gguf;
  * for damaged fields, -ENOTSUP for a kind that is not read. */
 int vocab_from_gguf(const struct gguf *gguf, struct vocab **ret, struct err *err);
 
-/* Frees the arrays, not the texts. Accepts NULL and half-built objects. */
+/* A copy of the text that lives as long as the vocabulary. */
+struct name vocab_keep(struct vocab *vocab, const char *text, size_t bytes);
+
+/* Marks of turns that some files call ordinary added tokens become control tokens, so that no client's text can
+ * spell them. To be called once tokens and types are filled. */
+void vocab_settle_marks(struct vocab *vocab);
+
+/* Frees the arrays and kept texts, not borrowed ones. Accepts NULL and half-built objects. */
 void vocab_free(struct vocab **vocab);
 
-/* A hash of everything that decides how text becomes ids and back; equal for the same tokenizer in another
- * file. The chat template is not part of it. */
+/* A hash of everything that decides how plain text becomes ids and back; equal for the same tokenizer in GGUF
+ * and as tokenizer.json (byte-level BPE). Which ids begin or end a text and the chat template are not part of
+ * it, nor are tokens of type unused, by which vocabularies are padded. */
 struct hash128 vocab_fingerprint(const struct vocab *vocab);
 
 #endif

@@ -9,8 +9,11 @@ What is timed: llama_decode alone. Sampling, tokenizing and loading are left out
 logits of its last token, decode for those of each token. Depth is the number of tokens already in the
 cache when the first timed token is decoded; after each repeat the cache is cut back to that depth. The
 token ids are a fixed pseudo-random sequence: the time of a dense model does not depend on them.
-Medians over the repeats are given with the fastest and the slowest, because a shared machine shows
-itself as a wide spread.
+
+Medians over the repeats are given with the fastest and the slowest. Two threads that wait for each other
+at every operator lose far more than their share when another process takes a core, so a repeat during
+which others used more than 5 % of the processor does not count while there are tries left (--tries). The
+column "clean" says how many of the repeats counted were undisturbed; at 0, the row is worth nothing.
 """
 import argparse
 import ctypes
@@ -77,30 +80,58 @@ class Runner:
         return time.perf_counter() - start
 
 
-def rates(name, depth, tokens, seconds, flash):
+class Others:
+    """Share of the processor that other processes used since the object was made."""
+
+    def __init__(self):
+        self.before = self.read()
+
+    @staticmethod
+    def read():
+        line = pathlib.Path("/proc/stat").read_text().split("\n", 1)[0]
+        ticks = [int(t) for t in line.split()[1:9]]  # user nice system idle iowait irq softirq steal
+        own = os.times()
+        busy = sum(ticks) - ticks[3] - ticks[4]
+        return sum(ticks), busy, (own.user + own.system) * os.sysconf("SC_CLK_TCK")
+
+    def share(self):
+        total, busy, own = (a - b for a, b in zip(self.read(), self.before))
+        return max(busy - own, 0) / max(total, 1)
+
+
+def repeat(args, timed, undo):
+    """Seconds of `args.repeats` repeats, undisturbed ones if there are any, and how many of them are."""
+    clean, other = [], []
+    while len(clean) < args.repeats and len(clean) + len(other) < max(args.tries, args.repeats):
+        others = Others()
+        seconds = timed()
+        (clean if others.share() < 0.05 else other).append(seconds)
+        undo()
+    other.sort()
+    return clean or other[:args.repeats], len(clean)
+
+
+def rates(name, depth, tokens, measured, flash):
+    seconds, clean = measured
     speed = sorted(tokens / s for s in seconds)
-    return {"what": name, "depth": depth, "tokens": tokens, "repeats": len(speed), "flash": flash,
-            "tokens_per_s": round(statistics.median(speed), 2), "min": round(speed[0], 2),
-            "max": round(speed[-1], 2), "ms_per_token": round(1000 / statistics.median(speed), 3)}
+    median = statistics.median(speed)
+    return {"what": name, "depth": depth, "flash": flash, "tokens": tokens, "repeats": len(speed),
+            "clean": clean, "tokens_per_s": round(median, 2), "min": round(speed[0], 2),
+            "max": round(speed[-1], 2), "ms_per_token": round(1000 / median, 3)}
 
 
 def measure(model, args, flash):
     run = Runner(model, args, flash)
     run.feed(64, run.room)  # pages of the weights come in, the threads start
-    seconds = []
-    for _ in range(args.repeats):
-        run.cut(0)
-        seconds.append(run.feed(args.prefill, run.room))
-    rows = [rates("prefill", 0, args.prefill, seconds, flash)]
+    run.cut(0)
+    measured = repeat(args, lambda: run.feed(args.prefill, run.room), lambda: run.cut(0))
+    rows = [rates("prefill", 0, args.prefill, measured, flash)]
     for depth in args.depths:
         run.cut(min(run.depth, depth))
         if depth > run.depth:
             run.feed(depth - run.depth, run.room)
-        seconds = []
-        for _ in range(args.repeats):
-            seconds.append(run.feed(args.decode, 1))
-            run.cut(depth)
-        rows.append(rates("decode", depth, args.decode, seconds, flash))
+        measured = repeat(args, lambda: run.feed(args.decode, 1), lambda at=depth: run.cut(at))
+        rows.append(rates("decode", depth, args.decode, measured, flash))
     run.close()
     return rows
 
@@ -124,6 +155,7 @@ def main():
     args.add_argument("--decode", type=int, default=64, help="tokens at each depth")
     args.add_argument("--depths", type=lambda s: [int(d) for d in s.split(",")], default=[0, 512, 4000, 7000])
     args.add_argument("--repeats", type=int, default=3)
+    args.add_argument("--tries", type=int, default=12, help="at most, to get undisturbed repeats")
     args.add_argument("--json", help="file; - writes JSON instead of the table")
     args = args.parse_args()
     if max([args.prefill] + [d + args.decode for d in args.depths]) > args.ctx:
@@ -150,11 +182,12 @@ def main():
         return
     print(f"llama.cpp (llama-cpp-python {lib.__version__}), {report['model']}, {report['processor']}, "
           f"{args.threads} threads, KV {args.kv}, batch {args.batch}, load before {load:.2f}")
-    print("| what | depth | flash | tokens/s | min | max | ms/token |")
-    print("|---|---|---|---|---|---|---|")
+    print("| what | depth | flash | tokens/s | min | max | ms/token | clean |")
+    print("|---|---|---|---|---|---|---|---|")
     for r in rows:
         print(f"| {r['what']} {r['tokens']} | {r['depth']} | {'on' if r['flash'] else 'off'} | "
-              f"{r['tokens_per_s']:.1f} | {r['min']:.1f} | {r['max']:.1f} | {r['ms_per_token']:.3f} |")
+              f"{r['tokens_per_s']:.1f} | {r['min']:.1f} | {r['max']:.1f} | {r['ms_per_token']:.3f} | "
+              f"{r['clean']} of {r['repeats']} |")
 
 
 if __name__ == "__main__":

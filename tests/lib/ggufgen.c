@@ -156,9 +156,8 @@ static void put_block(struct ggufgen *gen, enum dtype type, float scale)
     }
 }
 
-static void put_value(struct ggufgen *gen, enum dtype type, float scale)
+static void put_value(struct ggufgen *gen, enum dtype type, float value)
 {
-    float value = scale ? next_value(gen, scale) : 1;
     uint16_t half = type == DTYPE_BF16 ? dtype_f32_to_bf16(value) : dtype_f32_to_f16(value);
     if (type == DTYPE_F32)
         put(&gen->weights, &value, sizeof value);
@@ -175,10 +174,20 @@ void ggufgen_tensor(struct ggufgen *gen, const char *name, enum dtype type, uint
     ggufgen_info(gen, name, rows ? 2 : 1, shape, (uint32_t)type, gen->weights.bytes);
     for (uint64_t i = 0; i < (rows ? rows : 1) * cols / info->block_len; i++) {
         if (info->block_len == 1)
-            put_value(gen, type, scale);
+            put_value(gen, type, scale ? next_value(gen, scale) : 1);
         else
             put_block(gen, type, scale);
     }
+    pad(&gen->weights, gen->alignment, 0);
+}
+
+void ggufgen_values(struct ggufgen *gen, const char *name, enum dtype type, const float *values, uint64_t rows,
+                    uint64_t cols)
+{
+    uint64_t shape[2] = {cols, rows};
+    ggufgen_info(gen, name, rows ? 2 : 1, shape, (uint32_t)type, gen->weights.bytes);
+    for (uint64_t i = 0; i < (rows ? rows : 1) * cols; i++)
+        put_value(gen, type, values[i]);
     pad(&gen->weights, gen->alignment, 0);
 }
 

@@ -181,11 +181,11 @@ static void test_refused(void **state)
         {"", "found none", true, -ENOENT},
         {"{{ bos_token }}{% for m in messages %}[INST]", "{{ bos_token }}{% for m in messages %}[INST]", true,
          -ENOTSUP},
-        {LOOP BODY, "ChatML family", true, -ENOTSUP},
-        {LOOP BODY GENERATE "{{ eos_token }}", "ChatML family", true, -ENOTSUP},
+        {LOOP BODY, "one that is known", true, -ENOTSUP},
+        {LOOP BODY GENERATE "{{ eos_token }}", "--chat-template", true, -ENOTSUP},
         {LOOP "{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nx' + y + "
               "'<|im_end|>\n' }}{% endif %}" BODY GENERATE,
-         "ChatML family", true, -ENOTSUP},
+         "one that is known", true, -ENOTSUP},
         {LOOP BODY GENERATE, "<|im_end|> among the tokens", false, -ENOTSUP},
     };
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -1,5 +1,6 @@
-/* The forward pass on real models, with KV pages of the test's own: results must not depend on how tokens are
- * cut into chunks, what they are batched with, or where their KV lies. Models that are absent: skipped. */
+/* The forward pass, with KV pages of the test's own: results must not depend on how tokens are cut into chunks,
+ * what they are batched with, or where their KV lies; and they must be llama.cpp's. The real model is skipped
+ * when absent. */
 #include <errno.h>
 #include <math.h>
 #include <setjmp.h>
@@ -16,9 +17,9 @@
 #include "base/alloc.h"
 #include "decoder/pass.h"
 #include "proto/limits.h"
+#include "tests/unit/decoder_model.h"
 
 #define SMOLLM2 "models/SmolLM2-135M-Instruct.Q4_1.gguf"
-#define STORIES "../shared/tiny-model/stories260K.gguf"
 
 enum { CHUNK_MAX = 256, BATCH = 4 };
 
@@ -208,7 +209,7 @@ static void check_chunks(const char *path, uint32_t count)
 static void test_chunks_tiny(void **state)
 {
     (void)state;
-    check_chunks(STORIES, 300);
+    check_chunks(decoder_model(), 300);
 }
 
 static void test_chunks(void **state)
@@ -261,7 +262,7 @@ static void check_batch(const char *path, uint32_t steps)
 static void test_batch_tiny(void **state)
 {
     (void)state;
-    check_batch(STORIES, 20);
+    check_batch(decoder_model(), 20);
 }
 
 static void test_batch(void **state)
@@ -371,7 +372,7 @@ static void check_places(const char *path)
 static void test_places_tiny(void **state)
 {
     (void)state;
-    check_places(STORIES);
+    check_places(decoder_model());
 }
 
 static void test_places(void **state)
@@ -385,7 +386,7 @@ static void test_dropped(void **state)
 {
     (void)state;
     struct bench b;
-    bench_open(&b, STORIES, 2);
+    bench_open(&b, decoder_model(), 2);
     uint32_t *ids = some_ids(b.config, 20, 5);
     size_t row = b.config->vocab * sizeof(float);
     struct pages pages[3];
@@ -428,7 +429,7 @@ static void test_source_error(void **state)
 {
     (void)state;
     struct bench b;
-    bench_open(&b, STORIES, 1);
+    bench_open(&b, decoder_model(), 1);
     uint32_t layer = 0, id = 1;
     struct pass_entry entry = {&id, 0, 1, 1};
     struct pass_source source = {.layer = refuse_layer, .arg = &layer};

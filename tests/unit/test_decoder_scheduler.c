@@ -14,6 +14,7 @@
 
 #include "base/alloc.h"
 #include "decoder/scheduler.h"
+#include "tests/unit/decoder_model.h"
 #include "tests/unit/decoder_store.h"
 
 enum { EVENTS_MAX = 4096, CHUNK = 16, PROMPT = 40 };
@@ -41,18 +42,6 @@ struct rig {
     uint32_t places;                      /* sequences that the store takes */
     uint32_t opened, closed, selects;
 };
-
-static const char *find_model(void)
-{
-    static const char *const paths[] = {"../shared/tiny-model/stories260K.gguf",
-                                        "models/SmolLM2-135M-Instruct.Q4_1.gguf"};
-    for (unsigned i = 0; i < 2; i++)
-        if (access(paths[i], R_OK) == 0)
-            return paths[i];
-    print_message("[  SKIPPED ] neither %s nor %s is there\n", paths[0], paths[1]);
-    skip();
-    return NULL;
-}
 
 /* A token goes out only when it stands in a record that was posted. */
 static void check_recorded(struct rig *g, uint32_t token)
@@ -118,7 +107,7 @@ static void rig_open(struct rig *g)
 {
     memset(g, 0, sizeof *g);
     struct err err = {0};
-    if (model_open(find_model(), &g->model, &err) < 0)
+    if (model_open(decoder_model(), &g->model, &err) < 0)
         fail_msg("%s", err.text);
     g->config = model_config(g->model);
     struct pass_options options = {2, COMPUTE_ISA_AUTO, CHUNK, STORE_SEQUENCES, STORE_SEQUENCES};

@@ -22,6 +22,7 @@
 #include "link/bus.h"
 #include "link/fdpass.h"
 #include "link/runtime.h"
+#include "tests/unit/decoder_model.h"
 #include "tests/unit/decoder_store.h"
 
 enum { DEADLINE_S = 60, PROMPT = 20, CHUNK = 8, PROMPT_STEPS = 3, REQUESTS = 8 };
@@ -52,18 +53,6 @@ struct stage {
     bool timed_out;
     int exit_status; /* of the child; -1: runs */
 };
-
-static const char *find_model(void)
-{
-    static const char *const paths[] = {"../shared/tiny-model/stories260K.gguf",
-                                        "models/SmolLM2-135M-Instruct.Q4_1.gguf"};
-    for (unsigned i = 0; i < 2; i++)
-        if (access(paths[i], R_OK) == 0)
-            return paths[i];
-    print_message("[  SKIPPED ] neither %s nor %s is there\n", paths[0], paths[1]);
-    skip();
-    return NULL;
-}
 
 /* ---- the parts that are played ---- */
 
@@ -276,7 +265,7 @@ static void stage_open(struct stage *s, bool wrong_model)
 {
     memset(s, 0, sizeof *s);
     struct err err = {0};
-    const char *path = find_model();
+    const char *path = decoder_model();
     s->exit_status = s->connection = -1;
     if (model_open(path, &s->model, &err) < 0 ||
         identity_init(&s->identity, s->model, STORE_CONTEXT, &err) < 0 ||

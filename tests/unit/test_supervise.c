@@ -27,6 +27,29 @@ static char temp[PATH_MAX], bin[PATH_MAX + 8], run_base[PATH_MAX + 8];
 
 /* ---- the parts ----------------------------------------------------------------------------------------- */
 
+/* Leans on the part whose pid the test wrote down: told to end, it looks whether that one ends before it. */
+static void lean_on_base(const char *runtime)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    sd_notify(0, "READY=1");
+    struct timespec bound = {.tv_sec = 20};
+    CHECK(sigtimedwait(&set, NULL, &bound) == SIGTERM);
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/../../base-pid", runtime);
+    FILE *from = fopen(path, "re");
+    int pid;
+    CHECK(from && fscanf(from, "%d", &pid) == 1);
+    fclose(from);
+    pid_t base = pid;
+    if (proc_wait_gone(&base, 1, clock_now_ns() + 200 * CLOCK_MS)) {
+        snprintf(path, sizeof path, "%s/../../out-of-order", runtime);
+        temp_write(path, "");
+    }
+}
+
 static int part_main(int argc, char **argv, const char *name)
 {
     int lifeline = -1;
@@ -40,6 +63,10 @@ static int part_main(int argc, char **argv, const char *name)
     CHECK(lifeline >= 0 && runtime);
     if (!strcmp(name, "part-exit3"))
         return 3;
+    if (!strcmp(name, "part-lean")) {
+        lean_on_base(runtime);
+        return 0;
+    }
     if (!strcmp(name, "part-silent"))
         poll(NULL, 0, 20000);
     if (!strcmp(name, "part-deaf"))
@@ -250,6 +277,29 @@ static void test_deaf_part_is_killed_in_time(void **state)
     end(&seen);
 }
 
+/* Parts lean on those that were started before them, so they end before them. */
+static void test_order_of_an_ordinary_end(void **state)
+{
+    (void)state;
+    struct seen seen;
+    begin(&seen, 0);
+    seen.when_ready = stop_it;
+    add(&seen, "part-a");
+    add(&seen, "part-lean");
+    pid_t pid = supervise_pid(seen.supervise, "part-lean");
+    char path[PATH_MAX + 32];
+    snprintf(path, sizeof path, "%s/base-pid", temp);
+    char text[32];
+    snprintf(text, sizeof text, "%d", (int)supervise_pid(seen.supervise, "part-a"));
+    temp_write(path, text);
+    assert_int_equal(loop_run(seen.loop), 0);
+    assert_int_equal(seen.stopped, 1);
+    assert_true(proc_gone(pid));
+    snprintf(path, sizeof path, "%s/out-of-order", temp);
+    assert_int_not_equal(access(path, F_OK), 0);
+    end(&seen);
+}
+
 static void test_missing_program(void **state)
 {
     (void)state;
@@ -307,7 +357,8 @@ static void test_killed_supervisor(void **state)
 static int set_up(void **state)
 {
     (void)state;
-    static const char *const names[] = {"part-a", "part-b", "part-exit3", "part-silent", "part-deaf"};
+    static const char *const names[] = {"part-a",      "part-b",    "part-exit3",
+                                        "part-silent", "part-deaf", "part-lean"};
     char self[PATH_MAX], link[PATH_MAX + 64];
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
     self[n > 0 ? n : 0] = 0;
@@ -343,6 +394,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_start_has_a_bound),
         cmocka_unit_test(test_stopped_part_is_named_and_killed),
         cmocka_unit_test(test_deaf_part_is_killed_in_time),
+        cmocka_unit_test(test_order_of_an_ordinary_end),
         cmocka_unit_test(test_missing_program),
         cmocka_unit_test(test_free_ends_what_runs),
         cmocka_unit_test(test_killed_supervisor),

@@ -1,0 +1,299 @@
+/* `specontext inspect`: opens a model, checks it, says what it is. Single-threaded; reads headers, samples and
+ * the tokenizer, never all weights. */
+#include "launch/inspect.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <limits.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/parse.h"
+#include "model/chat.h"
+#include "model/model.h"
+#include "model/tokenizer.h"
+#include "model/vocab.h"
+
+#define KV_BYTES 2u /* of an element: the store keeps float16 */
+
+static const char usage[] =
+    "usage: specontext inspect MODEL [--json] [--memory SIZE]\n"
+    "\n"
+    "Checks a model (GGUF file or Hugging Face folder) and prints what it is.\n"
+    "\n"
+    "      --memory SIZE   whether weights and KV of one full context fit this much; exit code 1 when they do not\n"
+    "      --json          a JSON object\n";
+
+struct type_bytes {
+    uint64_t bytes;
+    uint32_t tensors;
+};
+
+struct facts {
+    const struct model *model;
+    const struct model_config *config;
+    struct tokenizer *tokenizer; /* NULL: none, or not known; `tokenizer_why` says which */
+    struct err tokenizer_why;
+    const char *chat; /* name of the template, or NULL */
+    struct err chat_why;
+    struct type_bytes types[DTYPE_MAX];
+    uint64_t weight_bytes, kv_token_bytes, memory;
+};
+
+static void count(struct facts *f, const struct model_tensor *t)
+{
+    if (!t->data)
+        return;
+    f->types[t->type].bytes += t->bytes;
+    f->types[t->type].tensors++;
+}
+
+static void count_layer(struct facts *f, const struct model_layer *l)
+{
+    const struct model_tensor *const all[] = {
+        &l->attn_norm, &l->wq, &l->wk, &l->wv, &l->wo, &l->ffn_norm, &l->gate, &l->up, &l->down,
+        &l->q_bias, &l->k_bias, &l->v_bias, &l->q_norm, &l->k_norm};
+    for (unsigned i = 0; i < sizeof all / sizeof *all; i++)
+        count(f, all[i]);
+}
+
+static void gather(struct facts *f)
+{
+    const struct model *m = f->model;
+    f->config = model_config(m);
+    const struct model_config *c = f->config;
+    count(f, model_token_embedding(m));
+    count(f, model_output_norm(m));
+    if (!c->tied)
+        count(f, model_output(m));
+    for (uint32_t i = 0; i < c->layers; i++)
+        count_layer(f, &model_layers(m)[i]);
+    f->weight_bytes = model_weight_bytes(m);
+    f->kv_token_bytes = (uint64_t)2 * c->layers * c->kv_heads * c->head_dim * KV_BYTES;
+    if (tokenizer_create(m, &f->tokenizer, &f->tokenizer_why) == 0)
+        (void)chat_check(f->tokenizer, &f->chat, &f->chat_why); /* what it lacks is part of the output */
+}
+
+static const char *attention_kind(const struct model_config *c)
+{
+    return c->kv_heads == c->q_heads ? "MHA" : c->kv_heads == 1 ? "MQA" : "GQA";
+}
+
+static const char *scaling_kind(const struct model_rope *r)
+{
+    static const char *const names[] = {[MODEL_ROPE_SCALING_NONE] = "none",
+                                        [MODEL_ROPE_SCALING_LINEAR] = "linear",
+                                        [MODEL_ROPE_SCALING_YARN] = "yarn"};
+    return r->freq_factors ? "llama3" : names[r->scaling];
+}
+
+static const char *tokenizer_kind(const struct vocab *v)
+{
+    return v->kind == VOCAB_KIND_BPE ? "byte-level BPE" : "SentencePiece BPE";
+}
+
+static uint64_t full_bytes(const struct facts *f)
+{
+    return f->weight_bytes + f->kv_token_bytes * f->config->context_max; /* below 2^63: ranges are checked */
+}
+
+/* The longest context whose KV fits beside the weights. */
+static uint64_t fitting_context(const struct facts *f)
+{
+    if (f->memory < f->weight_bytes)
+        return 0;
+    uint64_t positions = (f->memory - f->weight_bytes) / f->kv_token_bytes;
+    return positions < f->config->context_max ? positions : f->config->context_max;
+}
+
+static void print_bytes(const char *label, uint64_t bytes)
+{
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    double value = (double)bytes;
+    unsigned unit = 0;
+    for (; value >= 1024 && unit < 4; unit++)
+        value /= 1024;
+    printf("%-18s%" PRIu64 " (%.*f %s)\n", label, bytes, unit ? 1 : 0, value, units[unit]);
+}
+
+static void print_hash(const char *label, struct hash128 h)
+{
+    printf("%-18s%016" PRIx64 "%016" PRIx64 "\n", label, h.hi, h.lo);
+}
+
+static void print_shape(const struct facts *f)
+{
+    const struct model_config *c = f->config;
+    const struct model_rope *r = &c->rope;
+    printf("%-18s%s\n", "model", model_name(f->model));
+    printf("%-18s%s, %s\n", "format", model_format(f->model), model_arch_name(c->arch));
+    printf("%-18s%" PRIu32 " layers, hidden %" PRIu32 ", ffn %" PRIu32 "\n", "size", c->layers, c->hidden, c->ffn);
+    printf("%-18s%s, %" PRIu32 " query, %" PRIu32 " KV heads of %" PRIu32 "%s%s\n", "attention", attention_kind(c),
+           c->q_heads, c->kv_heads, c->head_dim, c->qkv_bias ? ", biases" : "",
+           c->qk_norm ? ", norms of query and key" : "");
+    printf("%-18s%" PRIu32 ", output %s\n", "vocabulary", c->vocab, c->tied ? "tied" : "untied");
+    printf("%-18s%" PRIu32 "\n", "context", c->context_max);
+    printf("%-18sbase %g, %" PRIu32 " dimensions in %s, scaling %s", "rope", (double)r->base, r->dims,
+           r->halves ? "halves" : "pairs", scaling_kind(r));
+    if (r->scaling != MODEL_ROPE_SCALING_NONE)
+        printf(" x%g", (double)r->factor);
+    if (r->scaling == MODEL_ROPE_SCALING_YARN)
+        printf(" from %" PRIu32, r->original_context);
+    putchar('\n');
+}
+
+static void print_tokenizer(const struct facts *f)
+{
+    const struct vocab *v = model_vocab(f->model);
+    if (v)
+        printf("%-18s%s, %.*s, %" PRIu32 " tokens, %" PRIu32 " merges\n", "tokenizer", tokenizer_kind(v),
+               v->pre.bytes ? (int)v->pre.bytes : INT_MAX, v->pre.bytes ? v->pre.text : "no pre-tokenizer",
+               v->count, v->merge_count);
+    if (!f->tokenizer)
+        printf("%-18s%s\n", v ? "" : "tokenizer", f->tokenizer_why.text);
+    else
+        printf("%-18s%s\n", "chat template", f->chat ? f->chat : f->chat_why.text);
+}
+
+static int print_table(const struct facts *f)
+{
+    print_shape(f);
+    print_bytes("weights", f->weight_bytes);
+    for (unsigned i = 0; i < DTYPE_MAX; i++)
+        if (f->types[i].tensors) {
+            char label[32];
+            snprintf(label, sizeof label, "  %s x%" PRIu32, dtype_info(i)->name, f->types[i].tensors);
+            print_bytes(label, f->types[i].bytes);
+        }
+    print_bytes("KV per token", f->kv_token_bytes);
+    print_bytes("KV, full context", f->kv_token_bytes * f->config->context_max);
+    print_tokenizer(f);
+    print_hash("fingerprint", model_fingerprint(f->model));
+    print_hash("  tokenizer", model_tokenizer_fingerprint(f->model));
+    if (!f->memory)
+        return 0;
+    bool fits = full_bytes(f) <= f->memory;
+    print_bytes("memory", f->memory);
+    printf("%-18s%s; context up to %" PRIu64 " with all KV on the device; weights with all layers' KV in host "
+           "memory %s\n",
+           "fits", fits ? "yes" : "no", fitting_context(f), f->weight_bytes <= f->memory ? "fit" : "do not fit");
+    return !fits;
+}
+
+static json_t *hash_json(struct hash128 h)
+{
+    return json_sprintf("%016" PRIx64 "%016" PRIx64, h.hi, h.lo);
+}
+
+static json_t *rope_json(const struct model_rope *r)
+{
+    return json_pack("{s:f, s:I, s:s, s:s, s:f, s:I}", "base", (double)r->base, "dimensions", (json_int_t)r->dims,
+                     "order", r->halves ? "halves" : "pairs", "scaling", scaling_kind(r), "factor",
+                     (double)r->factor, "original_context", (json_int_t)r->original_context);
+}
+
+static json_t *types_json(const struct facts *f)
+{
+    json_t *types = json_object();
+    for (unsigned i = 0; i < DTYPE_MAX; i++)
+        if (f->types[i].tensors)
+            json_object_set_new(types, dtype_info(i)->name,
+                                json_pack("{s:I, s:I}", "tensors", (json_int_t)f->types[i].tensors, "bytes",
+                                          (json_int_t)f->types[i].bytes));
+    return types;
+}
+
+static json_t *tokenizer_json(const struct facts *f)
+{
+    const struct vocab *v = model_vocab(f->model);
+    if (!v)
+        return json_null();
+    json_t *t = json_pack("{s:s, s:s%, s:I, s:I, s:b}", "kind", tokenizer_kind(v), "pre", v->pre.text ? v->pre.text : "",
+                          v->pre.bytes, "tokens", (json_int_t)v->count, "merges", (json_int_t)v->merge_count, "known",
+                          f->tokenizer != NULL);
+    if (f->tokenizer)
+        json_object_set_new(t, "chat_template", f->chat ? json_string(f->chat) : json_null());
+    return t;
+}
+
+static int print_json(const struct facts *f)
+{
+    const struct model_config *c = f->config;
+    json_t *root = json_pack(
+        "{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:b, s:b, s:b, s:f}", "name",
+        model_name(f->model), "format", model_format(f->model), "architecture", model_arch_name(c->arch), "layers",
+        (json_int_t)c->layers, "hidden", (json_int_t)c->hidden, "ffn", (json_int_t)c->ffn, "query_heads",
+        (json_int_t)c->q_heads, "kv_heads", (json_int_t)c->kv_heads, "head_dim", (json_int_t)c->head_dim, "vocab",
+        (json_int_t)c->vocab, "context", (json_int_t)c->context_max, "attention", attention_kind(c), "tied", c->tied,
+        "qkv_bias", c->qkv_bias, "qk_norm", c->qk_norm, "rms_eps", (double)c->rms_eps);
+    json_object_set_new(root, "rope", rope_json(&c->rope));
+    json_object_set_new(root, "weight_bytes", json_integer((json_int_t)f->weight_bytes));
+    json_object_set_new(root, "weight_types", types_json(f));
+    json_object_set_new(root, "kv_bytes_per_token", json_integer((json_int_t)f->kv_token_bytes));
+    json_object_set_new(root, "tokenizer", tokenizer_json(f));
+    json_object_set_new(root, "fingerprint", hash_json(model_fingerprint(f->model)));
+    json_object_set_new(root, "tokenizer_fingerprint", hash_json(model_tokenizer_fingerprint(f->model)));
+    bool fits = !f->memory || full_bytes(f) <= f->memory;
+    if (f->memory)
+        json_object_set_new(root, "memory",
+                            json_pack("{s:I, s:b, s:I, s:b}", "bytes", (json_int_t)f->memory, "fits", fits,
+                                      "context_that_fits", (json_int_t)fitting_context(f), "fits_offloaded",
+                                      f->weight_bytes <= f->memory));
+    int rc = json_dumpf(root, stdout, JSON_INDENT(2) | JSON_SORT_KEYS);
+    putchar('\n');
+    json_decref(root);
+    return rc < 0 || !fits;
+}
+
+static int usage_error(const char *what)
+{
+    fprintf(stderr, "specontext inspect: %s\nTry `specontext inspect --help`.\n", what);
+    return 2;
+}
+
+enum { OPT_MEMORY = 256, OPT_JSON };
+
+int inspect_main(int argc, char **argv)
+{
+    static const struct option options[] = {{"memory", required_argument, NULL, OPT_MEMORY},
+                                            {"json", no_argument, NULL, OPT_JSON},
+                                            {"model", required_argument, NULL, 'm'},
+                                            {"help", no_argument, NULL, 'h'},
+                                            {0}};
+    struct facts f = {0};
+    struct model *model = NULL;
+    struct err err = {0};
+    const char *path = NULL;
+    bool json = false;
+    int opt;
+    optind = 0; /* another command of this process may have used getopt */
+    while ((opt = getopt_long(argc, argv, "m:h", options, NULL)) != -1) {
+        if (opt == OPT_MEMORY && (parse_size(optarg, &f.memory) < 0 || f.memory == 0))
+            return usage_error("--memory: expected a size such as 24G");
+        if (opt == 'h') {
+            fputs(usage, stdout);
+            return 0;
+        }
+        if (opt == '?')
+            return usage_error("unknown option");
+        json |= opt == OPT_JSON;
+        path = opt == 'm' ? optarg : path;
+    }
+    if (!path && optind < argc)
+        path = argv[optind++];
+    if (!path || optind < argc)
+        return usage_error(path ? "found more than one model" : "MODEL is missing");
+    if (model_open(path, &model, &err) < 0) {
+        fprintf(stderr, "specontext inspect: %s\n", err.text);
+        return 1;
+    }
+    f.model = model;
+    gather(&f);
+    int code = json ? print_json(&f) : print_table(&f);
+    tokenizer_free(&f.tokenizer);
+    model_free(&model);
+    return code;
+}

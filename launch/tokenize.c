@@ -1,0 +1,311 @@
+/* `specontext tokenize` and `specontext detokenize`. Single-threaded; reads the model, changes nothing. */
+#include "launch/tokenize.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/parse.h"
+#include "launch/tokenizer_source.h"
+#include "model/detok.h"
+
+struct options {
+    const char *command, *model, *text, *file;
+    bool special, bos, json, ids, lines;
+};
+
+static const char tokenize_usage[] =
+    "usage: specontext tokenize -m MODEL [-p TEXT | -f FILE] [options]\n"
+    "\n"
+    "Prints the tokens of a text (from standard input when neither -p nor -f is given): id and what it stands "
+    "for.\n"
+    "\n"
+    "  -m, --model MODEL   GGUF file, Hugging Face folder, or a tokenizer.json\n"
+    "  -p, --prompt TEXT   the text\n"
+    "  -f, --file FILE     a file with the text; - for standard input\n"
+    "      --special       text that spells a control token becomes that token\n"
+    "      --bos           as a prompt: with the token that begins a text, if the model wants one\n"
+    "      --ids           ids only, on one line\n"
+    "      --lines         each line of the text by itself: a line of ids for it\n"
+    "      --json          a JSON object\n";
+
+static const char detokenize_usage[] = "usage: specontext detokenize -m MODEL [ID...]\n"
+                                       "\n"
+                                       "Prints the text of token ids (from standard input when none are given; "
+                                       "separated by space or comma).\n"
+                                       "\n"
+                                       "  -m, --model MODEL   GGUF file, Hugging Face folder, or a tokenizer.json\n"
+                                       "      --special       print control tokens too\n"
+                                       "      --json          a JSON object\n";
+
+enum { OPT_SPECIAL = 256, OPT_BOS, OPT_IDS, OPT_LINES, OPT_JSON };
+
+static const struct option long_options[] = {
+    {"model", required_argument, NULL, 'm'}, {"prompt", required_argument, NULL, 'p'},
+    {"file", required_argument, NULL, 'f'},  {"special", no_argument, NULL, OPT_SPECIAL},
+    {"bos", no_argument, NULL, OPT_BOS},     {"ids", no_argument, NULL, OPT_IDS},
+    {"lines", no_argument, NULL, OPT_LINES}, {"json", no_argument, NULL, OPT_JSON},
+    {"help", no_argument, NULL, 'h'},
+    {0},
+};
+
+static int usage_error(const struct options *o, const char *what)
+{
+    fprintf(stderr, "specontext %s: %s\nTry `specontext %s --help`.\n", o->command, what, o->command);
+    return 2;
+}
+
+/* -1: go on; else the exit code. */
+static int read_options(struct options *o, int argc, char **argv, const char *usage)
+{
+    int opt;
+    bool encode = !strcmp(o->command, "tokenize");
+    optind = 0; /* another command of this process may have used getopt */
+    while ((opt = getopt_long(argc, argv, encode ? "m:p:f:h" : "m:h", long_options, NULL)) != -1) {
+        switch (opt) {
+        case 'm':
+            o->model = optarg;
+            break;
+        case 'p':
+            o->text = optarg;
+            break;
+        case 'f':
+            o->file = optarg;
+            break;
+        case OPT_SPECIAL:
+            o->special = true;
+            break;
+        case OPT_BOS:
+            o->bos = true;
+            break;
+        case OPT_IDS:
+            o->ids = true;
+            break;
+        case OPT_LINES:
+            o->ids = o->lines = true;
+            break;
+        case OPT_JSON:
+            o->json = true;
+            break;
+        case 'h':
+            fputs(usage, stdout);
+            return 0;
+        default:
+            return usage_error(o, "unknown option");
+        }
+    }
+    if (!o->model)
+        return usage_error(o, "-m MODEL is missing");
+    if (o->text && o->file)
+        return usage_error(o, "found both -p and -f, expected one of them");
+    return -1;
+}
+
+static int failed(const struct options *o, const struct err *err)
+{
+    fprintf(stderr, "specontext %s: %s\n", o->command, err->text);
+    return 1;
+}
+
+/* Bytes of one token so that a terminal shows them on one line. */
+static void print_piece(const char *text, size_t bytes)
+{
+    putchar('"');
+    for (size_t i = 0; i < bytes; i++) {
+        unsigned char c = (unsigned char)text[i];
+        if (c == '\n')
+            fputs("\\n", stdout);
+        else if (c == '"' || c == '\\')
+            printf("\\%c", c);
+        else if (c < 32 || c == 127)
+            printf("\\x%02x", c);
+        else
+            putchar(c);
+    }
+    putchar('"');
+}
+
+static int print_json(json_t *root)
+{
+    int rc = json_dumpf(root, stdout, JSON_INDENT(2) | JSON_SORT_KEYS);
+    putchar('\n');
+    json_decref(root);
+    return rc < 0;
+}
+
+static json_t *ids_json(const struct token_buf *ids)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < ids->count; i++)
+        json_array_append_new(list, json_integer((json_int_t)ids->ids[i]));
+    return list;
+}
+
+static int print_tokens(const struct options *o, const struct tokenizer *t, const struct token_buf *ids,
+                        size_t text_bytes)
+{
+    if (o->json)
+        return print_json(json_pack("{s:I, s:I, s:o}", "bytes", (json_int_t)text_bytes, "count",
+                                    (json_int_t)ids->count, "ids", ids_json(ids)));
+    for (size_t i = 0; i < ids->count; i++) {
+        if (o->ids) {
+            printf("%s%" PRIu32, i ? " " : "", ids->ids[i]);
+            continue;
+        }
+        size_t bytes;
+        const char *text = tokenizer_bytes(t, ids->ids[i], &bytes);
+        printf("%8" PRIu32 "  ", ids->ids[i]);
+        print_piece(text, bytes);
+        puts(tokenizer_is_control(t, ids->ids[i]) ? "  (control)" : "");
+    }
+    if (o->ids)
+        putchar('\n');
+    return 0;
+}
+
+static int encode(const struct options *o, const struct tokenizer *t, const char *text, size_t bytes,
+                  struct token_buf *ids, struct err *err)
+{
+    return o->bos ? tokenizer_encode_prompt(t, text, bytes, o->special, ids, err)
+                  : tokenizer_encode(t, text, bytes, o->special, ids, err);
+}
+
+static int encode_lines(const struct options *o, const struct tokenizer *t, const char *text, size_t bytes,
+                        struct err *err)
+{
+    struct token_buf ids = {0};
+    int rc = 0;
+    for (size_t at = 0, line = 1; at < bytes && !rc; line++) {
+        const char *end = memchr(text + at, '\n', bytes - at);
+        size_t length = end ? (size_t)(end - text) - at : bytes - at;
+        ids.count = 0;
+        rc = encode(o, t, text + at, length, &ids, err);
+        if (rc < 0)
+            err_prefix(err, rc, "line %zu", line);
+        else
+            print_tokens(o, t, &ids, length);
+        at += length + 1;
+    }
+    token_buf_free(&ids);
+    return rc;
+}
+
+int tokenize_main(int argc, char **argv)
+{
+    struct options o = {.command = "tokenize"};
+    struct tokenizer_source source = {0};
+    struct token_buf ids = {0};
+    struct err err = {0};
+    char *read = NULL;
+    size_t bytes = 0;
+    int code = read_options(&o, argc, argv, tokenize_usage);
+    if (code >= 0)
+        return code;
+    if (optind < argc)
+        return usage_error(&o, "found a word that is no option");
+    int rc = tokenizer_source_open(&source, o.model, &err);
+    if (!rc && !o.text)
+        rc = tokenizer_source_text(o.file ? o.file : "-", TOKENIZER_TEXT_MAX, &read, &bytes, &err);
+    const char *text = o.text ? o.text : read;
+    bytes = o.text ? strlen(o.text) : bytes;
+    if (!rc && o.lines)
+        rc = encode_lines(&o, source.tokenizer, text, bytes, &err);
+    else if (!rc)
+        rc = encode(&o, source.tokenizer, text, bytes, &ids, &err);
+    if (rc < 0)
+        code = failed(&o, &err);
+    else
+        code = o.lines ? 0 : print_tokens(&o, source.tokenizer, &ids, bytes);
+    token_buf_free(&ids);
+    tokenizer_source_close(&source);
+    mem_free(&read);
+    return code;
+}
+
+/* Ids out of text, which is changed. */
+static int parse_ids(char *text, uint32_t vocab, struct token_buf *ids, struct err *err)
+{
+    char *rest;
+    for (char *word = strtok_r(text, " \t\r\n,[]", &rest); word; word = strtok_r(NULL, " \t\r\n,[]", &rest)) {
+        uint32_t id;
+        if (parse_u32(word, 0, vocab - 1, &id) < 0)
+            return err_set(err, -EINVAL, "ids: found \"%.40s\", expected numbers below %" PRIu32, word, vocab);
+        token_buf_push(ids, id);
+    }
+    return 0;
+}
+
+static int read_ids(int argc, char **argv, uint32_t vocab, struct token_buf *ids, struct err *err)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    int rc = 0;
+    for (int i = optind; i < argc && !rc; i++)
+        rc = parse_ids(argv[i], vocab, ids, err);
+    if (rc < 0 || optind < argc)
+        return rc;
+    rc = tokenizer_source_text("-", TOKENIZER_TEXT_MAX, &text, &bytes, err);
+    if (!rc && memchr(text, '\0', bytes))
+        rc = err_set(err, -EINVAL, "ids: found a NUL byte, expected numbers");
+    if (!rc) {
+        text = mem_resize(text, bytes + 1, 1);
+        text[bytes] = '\0';
+        rc = parse_ids(text, vocab, ids, err);
+    }
+    mem_free(&text);
+    return rc;
+}
+
+static void decode(const struct options *o, const struct tokenizer *t, const struct token_buf *ids,
+                   struct text_buf *out)
+{
+    struct detokenizer detok;
+    detok_init(&detok);
+    for (size_t i = 0; i < ids->count; i++) {
+        size_t bytes;
+        const char *text = tokenizer_bytes(t, ids->ids[i], &bytes);
+        if (o->special && tokenizer_is_control(t, ids->ids[i])) {
+            detok_finish(&detok, out);
+            text_buf_append(out, text, bytes);
+        } else {
+            detok_push(&detok, t, ids->ids[i], out);
+        }
+    }
+    detok_finish(&detok, out);
+}
+
+int detokenize_main(int argc, char **argv)
+{
+    struct options o = {.command = "detokenize"};
+    struct tokenizer_source source = {0};
+    struct token_buf ids = {0};
+    struct text_buf text = {0};
+    struct err err = {0};
+    int code = read_options(&o, argc, argv, detokenize_usage);
+    if (code >= 0)
+        return code;
+    int rc = tokenizer_source_open(&source, o.model, &err);
+    if (!rc)
+        rc = read_ids(argc, argv, tokenizer_vocab(source.tokenizer), &ids, &err);
+    if (rc < 0) {
+        code = failed(&o, &err);
+    } else {
+        decode(&o, source.tokenizer, &ids, &text);
+        code = 0;
+        if (o.json)
+            code = print_json(json_pack("{s:s%, s:o}", "text", text.bytes ? text.text : "", text.bytes, "ids",
+                                        ids_json(&ids)));
+        else
+            fwrite(text.text ? text.text : "", 1, text.bytes, stdout);
+    }
+    text_buf_free(&text);
+    token_buf_free(&ids);
+    tokenizer_source_close(&source);
+    return code;
+}
