@@ -10,7 +10,7 @@
 #include "link/flag.h"
 #include "proto/memory.h"
 
-#define FILL_BLOCKS 64u /* blocks that one idle call brings back */
+#define FILL_BLOCKS 8u /* blocks that one idle call brings back: a step must not wait long behind it */
 
 void residency_init(struct planner *p, struct control_params *params)
 {
