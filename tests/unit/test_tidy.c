@@ -20,7 +20,7 @@
 #define FILES_MAX        1024
 #define SOURCE_LINES_MAX 700
 #define HEADER_LINES_MAX 250
-#define COLUMNS_MAX      125 /* clang-format aims at 110; comments and tables may pass it a little */
+#define COLUMNS_MAX      132 /* clang-format aims at 110; comments and tables may pass it a little */
 
 struct file {
     char *path; /* "link/bus.c" */
@@ -175,7 +175,9 @@ static void test_sizes(void **state)
     (void)state;
     int bad = 0;
     for (int f = 0; f < file_count; f++) {
-        int lines = 0, most = is_header(&files[f]) ? HEADER_LINES_MAX : SOURCE_LINES_MAX;
+        /* Headers below tests/ hold code that several test binaries share. */
+        bool short_one = is_header(&files[f]) && !in_folder(&files[f], "tests");
+        int lines = 0, most = short_one ? HEADER_LINES_MAX : SOURCE_LINES_MAX;
         if (!strcmp(files[f].path, "proto/msg.h"))
             most = 300; /* every message of the protocol, in one place */
         for (const char *at = files[f].text; *at; lines++) {
