@@ -21,7 +21,7 @@
 /* clang-format off */
 static const struct option_entry table[] = {
     {.name = "model", .letter = 'm', .kind = OPTION_TEXT, AT(model), .argument = "FILE", .group = PROMPT,
-     .text = "the model, a GGUF file"},
+     .text = "the model: a GGUF file or a Hugging Face folder"},
     {.name = "head", .letter = 'H', .kind = OPTION_TEXT, AT(head), .argument = "FILE", .group = PROMPT,
      .text = "the retrieval head; without it one is cut from the model and kept in the cache"},
     {.name = "prompt", .letter = 'p', .kind = OPTION_TEXT, AT(prompt), .argument = "TEXT", .group = PROMPT,
