@@ -445,8 +445,10 @@ static void tell(struct run *run)
     bool any = false;
     for (uint32_t i = 0; i < run->prompts.count; i++)
         any = any || run->sequences[i].generated.count || run->sequences[i].finished;
-    if (any)
+    if (any) {
+        fputc('\n', stderr);
         report_print(&report, stderr);
+    }
     struct err err = {0};
     if (any && run->options.report && report_write(&report, run->options.report, &err))
         set_error(run, err.text);

@@ -2,6 +2,7 @@
 # because this one has asked pkg-config already.
 AGAIN := $(MAKE) --no-print-directory -j$(shell nproc)
 TEXTS := README.md PROTOCOL.md SHARED-MEMORY.md LICENSE NOTICE
+SAN_PROC_TESTS := test_run_kill test_run_usage
 C_FILES = $(shell git ls-files '*.c' '*.h')
 
 # Objects of test binaries are kept, so that a second make has nothing to do.
@@ -34,11 +35,12 @@ unit-tests: $(UNIT_TESTS:%=$(BUILD)/tests/unit/%)
 tests: all unit-tests $(PROC_TESTS:%=$(BUILD)/tests/proc/%)
 benches: $(BENCHES:%=$(BUILD)/bench/%)
 
-# gcc: everything; clang: everything builds, unit tests; gcc with sanitizers: unit tests.
+# gcc: everything; clang: everything builds, unit tests; gcc with sanitizers: unit tests, and whole daemons being
+# killed and refused.
 check: deps model
 	$(Q)$(AGAIN) CC=gcc SAN= tests benches
 	$(Q)$(AGAIN) CC=clang SAN= all unit-tests
-	$(Q)$(AGAIN) CC=gcc SAN=1 unit-tests
+	$(Q)$(AGAIN) CC=gcc SAN=1 all unit-tests $(SAN_PROC_TESTS:%=build/gcc-san/tests/proc/%)
 	$(Q)tests/run build/gcc build/clang build/gcc-san
 
 bench: deps model

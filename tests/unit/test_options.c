@@ -95,6 +95,8 @@ static void test_refusals(void **state)
         {"--temp", "nan", "--temp"},
         {"--temp", "inf", "--temp"},
         {"--temp", "-1", "--temp"},
+        {"--repeat-penalty", "0", "--repeat-penalty"},
+        {"--presence-penalty", "-3", "--presence-penalty"},
         {"--top-p", "1.5", "--top-p"},
         {"--top-p", "", "--top-p"},
         {"--min-p", "x", "--min-p"},
