@@ -75,10 +75,11 @@ struct model_layer {
 struct model;
 struct vocab;
 
-/* Opens and checks a model: a GGUF file (of a split one, the first part) or a Hugging Face folder (config.json,
- * safetensors, tokenizer.json). Every field that is used and every weight's type and shape is checked. 0; an
- * errno of the system; -EBADMSG for a damaged file or files that contradict each other; -ENOTSUP for sound ones
- * that this program does not run (architecture, rope scaling, weight type, weights it does not know). */
+/* Opens and checks a model: a GGUF file (of a split one, the first part) or a Hugging Face folder
+ * (config.json, safetensors, tokenizer.json). Every field that is used and every weight's type and shape is
+ * checked. 0; an errno of the system; -EBADMSG for a damaged file or files that contradict each other;
+ * -ENOTSUP for sound ones that this program does not run (architecture, rope scaling, weight type, weights it
+ * does not know). */
 int model_open(const char *path, struct model **ret_model, struct err *err);
 void model_free(struct model **model);
 

@@ -181,8 +181,8 @@ void ggufgen_tensor(struct ggufgen *gen, const char *name, enum dtype type, uint
     pad(&gen->weights, gen->alignment, 0);
 }
 
-void ggufgen_values(struct ggufgen *gen, const char *name, enum dtype type, const float *values, uint64_t rows,
-                    uint64_t cols)
+void ggufgen_values(struct ggufgen *gen, const char *name, enum dtype type, const float *values,
+                    uint64_t rows, uint64_t cols)
 {
     uint64_t shape[2] = {cols, rows};
     ggufgen_info(gen, name, rows ? 2 : 1, shape, (uint32_t)type, gen->weights.bytes);

@@ -42,8 +42,8 @@ void ggufgen_tensor(struct ggufgen *gen, const char *name, enum dtype type, uint
                     float scale);
 
 /* A tensor with these values (F32, F16 or BF16), rows x cols or a vector of cols. */
-void ggufgen_values(struct ggufgen *gen, const char *name, enum dtype type, const float *values, uint64_t rows,
-                    uint64_t cols);
+void ggufgen_values(struct ggufgen *gen, const char *name, enum dtype type, const float *values,
+                    uint64_t rows, uint64_t cols);
 
 /* A directory entry with exactly these numbers and no data. */
 void ggufgen_info(struct ggufgen *gen, const char *name, uint32_t dims, const uint64_t *shape, uint32_t type,

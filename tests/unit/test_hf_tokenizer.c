@@ -1,5 +1,5 @@
-/* Tokenizers out of tokenizer.json: the makers' own files where ../shared has them, small made ones, and files
- * that are wrong. What is absent is skipped by name. */
+/* Tokenizers out of tokenizer.json: the makers' own files where ../shared has them, small made ones, and
+ * files that are wrong. What is absent is skipped by name. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -120,7 +120,7 @@ static void test_shared_llama(void **state)
 }
 
 #define BYTE_LEVEL "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":true}"
-#define MODEL(vocab, merges)                                                                                 \
+#define MODEL(vocab, merges) \
     "\"model\":{\"type\":\"BPE\",\"unk_token\":null,\"vocab\":{" vocab "},\"merges\":[" merges "]}"
 #define ABC "\"a\":0,\"b\":1,\"c\":2,\"ab\":3,\"abc\":4"
 
@@ -152,36 +152,45 @@ static void test_forms(void **state)
 {
     (void)state;
     /* Merges as strings and as pairs; another order of keys; unknown keys of any shape. */
-    check_text("{\"pre_tokenizer\":" BYTE_LEVEL "," MODEL(ABC, "\"a b\",\"ab c\"") "}", "abcab", false, "4 3");
-    check_text("{" MODEL(ABC, "[\"a\",\"b\"],[\"ab\",\"c\"]") ",\"pre_tokenizer\":{\"type\":\"Sequence\","
-               "\"pretokenizers\":[" BYTE_LEVEL "]},\"x\":[{\"vocab\":{\"q\":9}},[[1.5e3,null]]]}",
-               "abcab", false, "4 3");
+    check_text("{\"pre_tokenizer\":" BYTE_LEVEL "," MODEL(ABC, "\"a b\",\"ab c\"") "}", "abcab", false,
+               "4 3");
+    check_text(
+        "{" MODEL(ABC, "[\"a\",\"b\"],[\"ab\",\"c\"]") ",\"pre_tokenizer\":{\"type\":\"Sequence\","
+                                                       "\"pretokenizers\":[" BYTE_LEVEL
+                                                       "]},\"x\":[{\"vocab\":{\"q\":9}},[[1.5e3,null]]]}",
+        "abcab", false, "4 3");
     /* Added tokens: of their own, and of ones that the vocabulary has. */
-    check_text("{\"pre_tokenizer\":" BYTE_LEVEL ",\"added_tokens\":[{\"id\":5,\"content\":\"<x>\",\"special\":true},"
+    check_text("{\"pre_tokenizer\":" BYTE_LEVEL
+               ",\"added_tokens\":[{\"id\":5,\"content\":\"<x>\",\"special\":true},"
                "{\"id\":2,\"content\":\"c\",\"special\":false}]," MODEL(ABC, "\"a b\"") "}",
                "ab<x>c", true, "3 5 2");
     /* ignore_merges takes whole pieces that no merges lead to. */
-    check_text("{\"pre_tokenizer\":" BYTE_LEVEL ",\"model\":{\"type\":\"BPE\",\"ignore_merges\":true,\"vocab\":{" ABC
-               "},\"merges\":[]}}", "abc", false, "4");
+    check_text("{\"pre_tokenizer\":" BYTE_LEVEL
+               ",\"model\":{\"type\":\"BPE\",\"ignore_merges\":true,\"vocab\":{" ABC "},\"merges\":[]}}",
+               "abc", false, "4");
 }
 
 /* Llama 2's kind: spaces as U+2581, bytes as <0xNN>, merges by rank. */
 static void test_sentencepiece(void **state)
 {
     (void)state;
-    static const char vocab[] = "\"<unk>\":0,\"<0x0A>\":1,\"<0xC3>\":2,\"<0xA9>\":3,\"\xe2\x96\x81\":4,\"a\":5,"
-                                "\"b\":6,\"\xe2\x96\x81"
-                                "a\":7,\"ab\":8";
+    static const char vocab[] =
+        "\"<unk>\":0,\"<0x0A>\":1,\"<0xC3>\":2,\"<0xA9>\":3,\"\xe2\x96\x81\":4,\"a\":5,"
+        "\"b\":6,\"\xe2\x96\x81"
+        "a\":7,\"ab\":8";
     static const char merges[] = "\"\xe2\x96\x81 a\",\"a b\"";
-    static const char legacy[] = "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"Prepend\","
-                                 "\"prepend\":\"\xe2\x96\x81\"},{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},"
-                                 "\"content\":\"\xe2\x96\x81\"}]},\"pre_tokenizer\":null";
-    static const char first[] = "\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":"
-                                "\"\xe2\x96\x81\",\"prepend_scheme\":\"first\",\"split\":false}";
+    static const char legacy[] =
+        "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"Prepend\","
+        "\"prepend\":\"\xe2\x96\x81\"},{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},"
+        "\"content\":\"\xe2\x96\x81\"}]},\"pre_tokenizer\":null";
+    static const char first[] =
+        "\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":"
+        "\"\xe2\x96\x81\",\"prepend_scheme\":\"first\",\"split\":false}";
     char json[2048];
     for (int i = 0; i < 2; i++) {
         snprintf(json, sizeof json,
-                 "{\"added_tokens\":[{\"id\":9,\"content\":\"<s>\",\"special\":true}],%s,\"model\":{\"type\":\"BPE\","
+                 "{\"added_tokens\":[{\"id\":9,\"content\":\"<s>\",\"special\":true}],%s,\"model\":{\"type\":"
+                 "\"BPE\","
                  "\"unk_token\":\"<unk>\",\"byte_fallback\":true,\"vocab\":{%s},\"merges\":[%s]}}",
                  i ? first : legacy, vocab, merges);
         check_text(json, "ab\xc3\xa9\n", false, "7 6 2 3 1");
@@ -202,33 +211,43 @@ static void test_refused(void **state)
         {"[]", "model.vocab: found no such field", -EBADMSG},
         {"{", "no valid JSON", -EBADMSG},
         {"{}x", "no valid JSON", -EBADMSG},
-        {"{\"model\":{\"type\":\"Unigram\",\"vocab\":[[\"a\",0.5]]}}", "model.type: found \"Unigram\"", -ENOTSUP},
+        {"{\"model\":{\"type\":\"Unigram\",\"vocab\":[[\"a\",0.5]]}}", "model.type: found \"Unigram\"",
+         -ENOTSUP},
         {"{\"model\":{\"vocab\":[]}}", "model.vocab: found an array, expected an object", -EBADMSG},
         {"{\"model\":{\"vocab\":{\"a\":{}}}}", "model.vocab: found an object, expected an id", -EBADMSG},
         {"{\"model\":{\"vocab\":{\"a\":-1}}}", "model.vocab: found id -1", -EBADMSG},
         {"{\"model\":{\"vocab\":{\"a\":1.5}}}", "model.vocab: found id 1.5", -EBADMSG},
         {"{\"model\":{\"vocab\":{\"a\":16777216}}}", "found id 16777216", -EBADMSG},
         {"{\"model\":{\"vocab\":{\"a\":18446744073709551616}}}", "found id 18446744073709551616", -EBADMSG},
-        {"{\"pre_tokenizer\":" BYTE_LEVEL "," MODEL("\"a\":16000000", "") "}", "tokens: found id 16000000", -EBADMSG},
-        {"{\"pre_tokenizer\":" BYTE_LEVEL "," MODEL("\"a\":0,\"b\":0", "") "}", "id 0: found tokens", -EBADMSG},
+        {"{\"pre_tokenizer\":" BYTE_LEVEL "," MODEL("\"a\":16000000", "") "}", "tokens: found id 16000000",
+         -EBADMSG},
+        {"{\"pre_tokenizer\":" BYTE_LEVEL "," MODEL("\"a\":0,\"b\":0", "") "}", "id 0: found tokens",
+         -EBADMSG},
         {"{" MODEL("\"a\":0", "\"a a\"") ",\"model\":{\"vocab\":{}}}", "twice", -EBADMSG},
         {"{" MODEL("\"a\":0", "1") "}", "model.merges: found a number", -EBADMSG},
         {"{" MODEL("\"a\":0", "[\"a\"]") "}", "model.merges: found the end of an array", -EBADMSG},
         {"{" MODEL("\"a\":0", "[\"a\",\"a\",\"a\"]") "}", "model.merges: found a string", -EBADMSG},
         {"{" MODEL("\"a\":0", "[\"a\",\"a a\"]") "}", "model.merges: entry 0", -EBADMSG},
         {"{" MODEL("\"a\":0", "") "}", "pre_tokenizer: found none", -ENOTSUP},
-        {"{\"pre_tokenizer\":{\"type\":\"Whitespace\"}," MODEL("\"a\":0", "") "}", "found Whitespace", -ENOTSUP},
-        {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a\"},\"behavior\":\"Isolated\"},"
-         MODEL("\"a\":0", "") "}", "pre_tokenizer: found Split a", -ENOTSUP},
-        {"{\"normalizer\":{\"type\":\"Lowercase\"},\"pre_tokenizer\":" BYTE_LEVEL "," MODEL("\"a\":0", "") "}",
+        {"{\"pre_tokenizer\":{\"type\":\"Whitespace\"}," MODEL("\"a\":0", "") "}", "found Whitespace",
+         -ENOTSUP},
+        {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a\"},\"behavior\":\"Isolated\"}"
+         "," MODEL("\"a\":0", "") "}",
+         "pre_tokenizer: found Split a", -ENOTSUP},
+        {"{\"normalizer\":{\"type\":\"Lowercase\"},\"pre_tokenizer\":" BYTE_LEVEL
+         "," MODEL("\"a\":0", "") "}",
          "normalizer: found Lowercase", -ENOTSUP},
-        {"{\"post_processor\":{\"type\":\"BertProcessing\"},\"pre_tokenizer\":" BYTE_LEVEL "," MODEL("\"a\":0", "") "}",
+        {"{\"post_processor\":{\"type\":\"BertProcessing\"},\"pre_tokenizer\":" BYTE_LEVEL
+         "," MODEL("\"a\":0", "") "}",
          "post_processor: found BertProcessing", -ENOTSUP},
-        {"{\"added_tokens\":[{\"id\":7,\"content\":\"<x>\",\"rstrip\":true}],\"pre_tokenizer\":" BYTE_LEVEL ","
-         MODEL("\"a\":0", "") "}", "<x>: found rstrip true", -ENOTSUP},
-        {"{\"added_tokens\":[{\"id\":0,\"content\":\"<x>\"}],\"pre_tokenizer\":" BYTE_LEVEL ","
-         MODEL("\"a\":0", "") "}", "id 0: found tokens", -EBADMSG},
-        {"{\"added_tokens\":[3],\"pre_tokenizer\":" BYTE_LEVEL "," MODEL("\"a\":0", "") "}", "added_tokens: found", -EBADMSG},
+        {"{\"added_tokens\":[{\"id\":7,\"content\":\"<x>\",\"rstrip\":true}],\"pre_tokenizer\":" BYTE_LEVEL
+         "," MODEL("\"a\":0", "") "}",
+         "<x>: found rstrip true", -ENOTSUP},
+        {"{\"added_tokens\":[{\"id\":0,\"content\":\"<x>\"}],\"pre_tokenizer\":" BYTE_LEVEL
+         "," MODEL("\"a\":0", "") "}",
+         "id 0: found tokens", -EBADMSG},
+        {"{\"added_tokens\":[3],\"pre_tokenizer\":" BYTE_LEVEL "," MODEL("\"a\":0", "") "}",
+         "added_tokens: found", -EBADMSG},
         {"{\"model\":{\"type\":\"BPE\",\"end_of_word_suffix\":\"</w>\",\"vocab\":{},\"merges\":[]}}",
          "end_of_word_suffix", -ENOTSUP},
     };
@@ -237,7 +256,8 @@ static void test_refused(void **state)
         struct err err;
         int rc = open_text(wrongs[i].json, &v, &err);
         if (rc != wrongs[i].code || !strstr(err.text, wrongs[i].words) || strchr(err.text, '\n'))
-            fail_msg("%u: found %d \"%s\", expected %d \"%s\"", i, rc, err.text, wrongs[i].code, wrongs[i].words);
+            fail_msg("%u: found %d \"%s\", expected %d \"%s\"", i, rc, err.text, wrongs[i].code,
+                     wrongs[i].words);
         assert_null(v);
     }
 }
@@ -261,8 +281,9 @@ static void test_nesting(void **state)
 static void test_truncated(void **state)
 {
     (void)state;
-    static const char json[] = "{\"pre_tokenizer\":" BYTE_LEVEL ",\"added_tokens\":[{\"id\":5,\"content\":\"<x>\","
-                               "\"special\":true}]," MODEL(ABC, "\"a b\",[\"ab\",\"c\"]") "}";
+    static const char json[] =
+        "{\"pre_tokenizer\":" BYTE_LEVEL ",\"added_tokens\":[{\"id\":5,\"content\":\"<x>\","
+        "\"special\":true}]," MODEL(ABC, "\"a b\",[\"ab\",\"c\"]") "}";
     for (size_t n = 0; n < sizeof json - 1; n++) {
         char cut[sizeof json];
         struct vocab *v;
@@ -305,14 +326,10 @@ static void test_passes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shared_qwen),
-        cmocka_unit_test(test_shared_llama),
-        cmocka_unit_test(test_forms),
-        cmocka_unit_test(test_sentencepiece),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_nesting),
-        cmocka_unit_test(test_truncated),
-        cmocka_unit_test(test_passes),
+        cmocka_unit_test(test_shared_qwen), cmocka_unit_test(test_shared_llama),
+        cmocka_unit_test(test_forms),       cmocka_unit_test(test_sentencepiece),
+        cmocka_unit_test(test_refused),     cmocka_unit_test(test_nesting),
+        cmocka_unit_test(test_truncated),   cmocka_unit_test(test_passes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
