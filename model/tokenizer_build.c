@@ -325,7 +325,7 @@ int tokenizer_create_from(const struct vocab *vocab, struct tokenizer **ret, str
     } else {
         t->add_bos = true;
         t->add_space = vocab->add_space_prefix != VOCAB_FLAG_NO;
-        if (vocab->merges)
+        if (!vocab->scores)
             rc = build_merges_list(t, err);
         else
             build_merges_spm(t);

@@ -38,9 +38,9 @@ struct vocab {
     uint32_t count;
     struct name *tokens; /* [count], as in the file */
     uint8_t *types;      /* [count], enum vocab_type */
-    float *scores;       /* [count]; NULL for BPE */
+    float *scores;       /* [count]; NULL: `merges` says what is merged */
     uint32_t merge_count;
-    struct name *merges; /* [merge_count], "left right", the first is merged first; NULL: by scores */
+    struct name *merges; /* [merge_count], "left right", the first is merged first; unused with scores */
     uint32_t bos, eos, eot, eom, unknown; /* VOCAB_NO_TOKEN where the file names none */
     uint32_t ends[VOCAB_ENDS_MAX];        /* more ids that end a generation */
     uint32_t end_count;

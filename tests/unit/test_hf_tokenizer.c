@@ -7,16 +7,20 @@
 #include <cmocka.h>
 
 #include <errno.h>
+#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "model/model.h"
 #include "model/detok.h"
 #include "model/tokenizer.h"
 #include "model/pretok.h"
 #include "model/vocab_folder.h"
+
+#define SMOLLM2 "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 static char *read_command(const char *command, size_t *ret_bytes)
 {
@@ -198,6 +202,8 @@ static void test_sentencepiece(void **state)
         check_text(json, "a<s>a", true, i ? "7 9 5" : "7 9 7");
         check_text(json, "x", false, "4 0");
     }
+    check_text("{\"model\":{\"byte_fallback\":true,\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[]}}",
+               "ab", false, "0 1"); /* no merges at all */
 }
 
 static void test_refused(void **state)
@@ -321,6 +327,56 @@ static void test_passes(void **state)
         pretok_free(&p);
         assert_string_equal(joined, cases[i].pieces);
     }
+}
+
+/* A vocabulary of GGUF written as tokenizer.json is the same tokenizer, by its fingerprint too. */
+static char *write_json(const struct vocab *v)
+{
+    json_t *tokens = json_object(), *merges = json_array(), *added = json_array();
+    for (uint32_t i = 0; i < v->count; i++) {
+        struct name t = v->tokens[i];
+        if (v->types[i] == VOCAB_TYPE_NORMAL)
+            json_object_setn_new(tokens, t.text, t.bytes, json_integer((json_int_t)i));
+        else
+            json_array_append_new(added, json_pack("{s:I, s:s%, s:b}", "id", (json_int_t)i, "content", t.text,
+                                                   t.bytes, "special", v->types[i] == VOCAB_TYPE_CONTROL));
+    }
+    for (uint32_t i = 0; i < v->merge_count; i++)
+        json_array_append_new(merges, json_stringn(v->merges[i].text, v->merges[i].bytes));
+    json_t *root = json_pack("{s:o, s:{s:s, s:[{s:s, s:b}, {s:s, s:b}]}, s:{s:s, s:o, s:o}}", "added_tokens",
+                             added, "pre_tokenizer", "type", "Sequence", "pretokenizers", "type", "Digits",
+                             "individual_digits", 1, "type", "ByteLevel", "add_prefix_space", 0, "model",
+                             "type", "BPE", "vocab", tokens, "merges", merges);
+    assert_non_null(root);
+    char *text = json_dumps(root, JSON_COMPACT);
+    json_decref(root);
+    return text;
+}
+
+static void test_same_fingerprint(void **state)
+{
+    (void)state;
+    struct model *m = NULL;
+    struct vocab *v = NULL;
+    struct err err = {0};
+    if (access(SMOLLM2, R_OK) < 0) {
+        print_message("skipped: %s is absent\n", SMOLLM2);
+        skip();
+    }
+    assert_int_equal(model_open(SMOLLM2, &m, NULL), 0);
+    char *json = write_json(model_vocab(m));
+    if (vocab_from_json(name_of(json), "made", model_config(m)->vocab, &v, &err) < 0)
+        fail_msg("%s", err.text);
+    struct hash128 a = model_tokenizer_fingerprint(m);
+    assert_true(hash_equal(vocab_fingerprint(v), a));
+    v->whole_pieces = VOCAB_FLAG_YES;
+    assert_false(hash_equal(vocab_fingerprint(v), a));
+    v->whole_pieces = VOCAB_FLAG_NO;
+    v->types[v->count - 1] = VOCAB_TYPE_USER_DEFINED;
+    assert_false(hash_equal(vocab_fingerprint(v), a));
+    free(json);
+    vocab_free(&v);
+    model_free(&m);
 }
 
 int main(void)
