@@ -1,7 +1,7 @@
 /* Times of the operators at the shapes of SmolLM2-135M (hidden 576, FFN 1536, 9/3 heads x 64, vocabulary
  * 49152), beside what the machine gives in the same run: copy and read bandwidth, and the FMA peak.
  *
- *   bench_compute [--quick] [--threads N] [--reference]
+ *   bench_compute [--quick] [--threads N] [--isa auto|reference|avx2|avx512] [--activations f32|q8]
  *
  * Every figure is the best of several repeats, since other work on the machine only ever adds time. */
 #if defined(__x86_64__)
@@ -112,7 +112,27 @@ __attribute__((target("avx2,fma"))) static void fma_chains(float *out)
         acc[0] = _mm256_add_ps(acc[0], acc[i]);
     _mm256_storeu_ps(out, acc[0]);
 }
+
+__attribute__((target("avx512f"))) static void wide_fma_chains(float *out)
+{
+    __m512 acc[FMA_CHAINS], a = _mm512_loadu_ps(out), m = _mm512_set1_ps(0.5f);
+    for (int i = 0; i < FMA_CHAINS; i++)
+        acc[i] = _mm512_add_ps(a, _mm512_set1_ps((float)i));
+    for (int n = 0; n < FMA_STEPS; n++)
+        for (int i = 0; i < FMA_CHAINS; i++)
+            acc[i] = _mm512_fmadd_ps(acc[i], m, a);
+    for (int i = 1; i < FMA_CHAINS; i++)
+        acc[0] = _mm512_add_ps(acc[0], acc[i]);
+    _mm512_storeu_ps(out, acc[0]);
+}
 #else
+static void wide_fma_chains(float *out)
+{
+    for (int n = 0; n < FMA_STEPS * FMA_CHAINS; n++)
+        for (int i = 0; i < 16; i++)
+            out[i] = out[i] * 0.5f + 1.0f;
+}
+
 static void fma_chains(float *out)
 {
     for (int n = 0; n < FMA_STEPS * FMA_CHAINS; n++)
@@ -121,21 +141,26 @@ static void fma_chains(float *out)
 }
 #endif
 
-static void fma_item(void *arg, int index, int thread)
-{
-    (void)thread;
-    fma_chains((float *)arg + index * 16);
-}
-
 struct fma {
     struct pool *pool;
     float *out;
+    int lanes;
 };
+
+static void fma_item(void *arg, int index, int thread)
+{
+    (void)thread;
+    const struct fma *f = arg;
+    if (f->lanes == 16)
+        wide_fma_chains(f->out + index * 16);
+    else
+        fma_chains(f->out + index * 16);
+}
 
 static void fma_all(void *arg)
 {
     struct fma *f = arg;
-    pool_run(f->pool, pool_threads(f->pool), fma_item, f->out);
+    pool_run(f->pool, pool_threads(f->pool), fma_item, f);
 }
 
 static void measure_machine(struct bench *b)
@@ -148,15 +173,15 @@ static void measure_machine(struct bench *b)
     mem_free(&s.from);
     mem_free(&s.to);
     int threads = pool_threads(s.pool);
-    struct fma f = {s.pool, random_floats((size_t)threads * 16)};
-    b->fma_gflops = 16.0 * FMA_CHAINS * FMA_STEPS * threads / best_of(b, 4, fma_all, &f) * 1e-9;
+    struct fma f = {s.pool, random_floats((size_t)threads * 16), strstr(compute_name(b->c), "512") ? 16 : 8};
+    b->fma_gflops = 2.0 * f.lanes * FMA_CHAINS * FMA_STEPS * threads / best_of(b, 4, fma_all, &f) * 1e-9;
     mem_free(&f.out);
-    printf("%s, %d threads: copy %.1f GB/s (read + written), read %.1f GB/s, FMA peak %.0f GFLOP/s (8 "
+    printf("%s, %d threads: copy %.1f GB/s (read + written), read %.1f GB/s, FMA peak %.0f GFLOP/s (%d "
            "lanes)\n\n",
-           compute_name(b->c), threads, copy, b->read_gbs, b->fma_gflops);
+           compute_name(b->c), threads, copy, b->read_gbs, b->fma_gflops, f.lanes);
 }
 
-struct product {
+struct weights {
     struct compute *c;
     struct matrix *w; /* `matrices` copies, so that decoding finds none of them in a cache */
     int matrices, next, n;
@@ -165,7 +190,7 @@ struct product {
 
 static void multiply(void *arg)
 {
-    struct product *p = arg;
+    struct weights *p = arg;
     compute_matmul(p->c, p->out, &p->w[p->next], p->x, NULL, p->n);
     p->next = (p->next + 1) % p->matrices;
 }
@@ -188,7 +213,7 @@ static struct matrix make_matrix(enum dtype type, uint32_t rows, uint32_t cols)
 static double time_product(const struct bench *b, enum dtype type, uint32_t rows, uint32_t cols, int n)
 {
     size_t bytes = dtype_row_bytes(type, cols) * rows;
-    struct product p = {.c = b->c, .n = n, .x = random_floats((size_t)n * cols)};
+    struct weights p = {.c = b->c, .n = n, .x = random_floats((size_t)n * cols)};
     p.out = mem_alloc((size_t)n * rows, sizeof *p.out);
     p.matrices = n == 1 ? (int)((size_t)(96 << 20) / bytes) + 1 : 1;
     p.w = mem_alloc((size_t)p.matrices, sizeof *p.w);
@@ -208,7 +233,8 @@ static double time_product(const struct bench *b, enum dtype type, uint32_t rows
 static void bench_matmul(const struct bench *b)
 {
     static const enum dtype types[] = {DTYPE_F32,  DTYPE_F16,  DTYPE_BF16, DTYPE_Q8_0,
-                                       DTYPE_Q4_0, DTYPE_Q4_1, DTYPE_Q5_0, DTYPE_Q5_1};
+                                       DTYPE_Q4_0, DTYPE_Q4_1, DTYPE_Q5_0, DTYPE_Q5_1,
+                                       DTYPE_IQ4_NL, DTYPE_Q4_K, DTYPE_Q6_K};
     printf("product         decode, GB/s of weights (us)       n=8, GFLOP/s   prefill n=%d, GFLOP/s (%% of "
            "peak)\n",
            b->quick ? 64 : 256);
@@ -216,6 +242,8 @@ static void bench_matmul(const struct bench *b)
            VOCAB, HIDDEN, FFN, HIDDEN, FFN, HIDDEN, HIDDEN, FFN);
     for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
         static const uint32_t rows[] = {HIDDEN, FFN, VOCAB};
+        if (HIDDEN % dtype_info(types[t])->block_len)
+            continue;
         printf("%-5s", dtype_info(types[t])->name);
         for (int i = 0; i < 3; i++) {
             double s = time_product(b, types[t], rows[i], HIDDEN, 1);
@@ -377,23 +405,27 @@ static void bench_retrieval(const struct bench *b)
 int main(int argc, char **argv)
 {
     struct bench b = {.repeats = 7};
-    int threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
-    enum compute_isa isa = COMPUTE_ISA_AUTO;
+    struct compute_options options = {.device = "cpu", .threads = (int)sysconf(_SC_NPROCESSORS_ONLN)};
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--quick") == 0)
             b.quick = 1;
-        else if (strcmp(argv[i], "--reference") == 0)
-            isa = COMPUTE_ISA_REFERENCE;
+        else if (strcmp(argv[i], "--isa") == 0 && i + 1 < argc &&
+                 compute_isa_parse(argv[i + 1], &options.isa) == 0)
+            i++;
+        else if (strcmp(argv[i], "--activations") == 0 && i + 1 < argc)
+            options.activations =
+                strcmp(argv[++i], "q8") == 0 ? COMPUTE_ACTIVATIONS_Q8 : COMPUTE_ACTIVATIONS_F32;
         else if (strcmp(argv[i], "--threads") == 0 && i + 1 < argc)
-            threads = atoi(argv[++i]);
+            options.threads = atoi(argv[++i]);
         else {
-            fprintf(stderr, "usage: bench_compute [--quick] [--threads N] [--reference]\n");
+            fprintf(stderr, "usage: bench_compute [--quick] [--threads N] [--isa auto|reference|avx2|avx512] "
+                            "[--activations f32|q8]\n");
             return 2;
         }
     }
     b.repeats = b.quick ? 3 : 7;
     struct err err;
-    if (compute_create("cpu", threads, isa, &b.c, &err) < 0) {
+    if (compute_create_with(&options, &b.c, &err) < 0) {
         fprintf(stderr, "%s\n", err.text);
         return 1;
     }

@@ -4,13 +4,14 @@
  * in their file's type (base/dtype.h). `n` counts tokens. Inputs are const and outputs come first. No operator
  * allocates, and none lets a result depend on how many tokens were given together, on the number of threads,
  * or on where a KV piece lies: each output element is computed by the same sequence of operations whatever
- * stands beside it (design section "Exactness"). The CPU has a plain reference and an AVX2 path; within one
- * process the path never changes.
+ * stands beside it (design section "Exactness"). The CPU has a plain reference, an AVX2 and an AVX-512 path;
+ * within one process the path never changes.
  *
  * A `struct compute` belongs to one thread; operators return when their work is done. */
 #ifndef COMPUTE_COMPUTE_H
 #define COMPUTE_COMPUTE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -19,15 +20,36 @@
 
 struct compute;
 
-enum compute_isa { COMPUTE_ISA_AUTO, COMPUTE_ISA_REFERENCE, COMPUTE_ISA_AVX2 };
+/* AUTO is the best that the processor has. */
+enum compute_isa { COMPUTE_ISA_AUTO, COMPUTE_ISA_REFERENCE, COMPUTE_ISA_AVX2, COMPUTE_ISA_AVX512 };
 
-/* `device`: "cpu". `threads` >= 1. `isa` other than AUTO forces a path (tests, bench).
- * -ENODEV with the reason when the device or instruction set is not there. */
+/* "auto", "reference", "avx2", "avx512"; -EINVAL for anything else. */
+int compute_isa_parse(const char *name, enum compute_isa *ret_isa);
+
+/* What products with quantized weights are computed from. F32: activations as they are. Q8: activations
+ * rounded to int8 with one scale for 32 of them, and integer products; several times as fast, off by about
+ * 0.4 % of a block's largest activation. Types without integer products (F32, F16, BF16, Q2_K, Q3_K) use
+ * float32 in both modes. */
+enum compute_activations { COMPUTE_ACTIVATIONS_F32, COMPUTE_ACTIVATIONS_Q8 };
+
+struct compute_options {
+    const char *device; /* "cpu" */
+    int threads;        /* >= 1 */
+    enum compute_isa isa;
+    enum compute_activations activations;
+};
+
+/* -ENODEV with the reason when the device or the instruction set is not there, -EINVAL for a number of
+ * threads out of range. */
+int compute_create_with(const struct compute_options *options, struct compute **ret_compute, struct err *err);
+
+/* compute_create_with, activations float32. `device`: "cpu". `threads` >= 1. `isa` other than AUTO forces a
+ * path (tests, bench). */
 int compute_create(const char *device, int threads, enum compute_isa isa, struct compute **ret_compute,
                    struct err *err);
 void compute_free(struct compute **compute);
 
-/* "cpu reference" or "cpu avx2": for logs and reports. */
+/* "cpu reference", "cpu avx2", "cpu avx512", with " q8" after it for such activations: for logs and reports. */
 const char *compute_name(const struct compute *compute);
 
 /* A weight matrix where the model file maps it: rows x cols, row-major, rows of dtype_row_bytes(type, cols). */
@@ -36,6 +58,9 @@ struct matrix {
     uint32_t rows, cols;
     const void *data;
 };
+
+/* Whether matrices of this type can be multiplied and embedded. */
+bool compute_supports(enum dtype type);
 
 /* out [n][cols] = rows of `table` named by ids. Every id must be < table->rows. */
 void compute_embed(struct compute *c, float *out, const struct matrix *table, const uint32_t *ids, int n);
@@ -48,6 +73,17 @@ void compute_rmsnorm(struct compute *c, float *out, const float *x, const float 
  * tokens. Must be the same for a token whatever n is. `bias` (float32 [rows]) may be NULL. */
 void compute_matmul(struct compute *c, float *out, const struct matrix *w, const float *x, const float *bias,
                     int n);
+
+/* One of several products of the same activations. */
+struct product {
+    float *out;             /* [n][w->rows] */
+    const struct matrix *w; /* all of the same cols */
+    const float *bias;      /* [rows] or NULL */
+};
+
+/* `count` (1 .. 8) products of x [n][cols] in one parallel loop: what compute_matmul gives for each, without
+ * the cost of starting one loop for each (q, k, v; gate, up). */
+void compute_matmul_many(struct compute *c, const struct product *products, int count, const float *x, int n);
 
 /* out [n][dim] = silu(gate) * up. In place over gate allowed. */
 void compute_swiglu(struct compute *c, float *out, const float *gate, const float *up, int n, int dim);

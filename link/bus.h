@@ -37,7 +37,7 @@ struct bus_counters { /* for status and metrics */
 };
 
 struct bus *bus_create(struct loop *loop, const struct msg_hello *hello);
-void bus_free(struct bus **bus); /* closes its servers and clients */
+void bus_free(struct bus **bus); /* closes its servers and clients; not from a callback of theirs */
 uint64_t bus_epoch(const struct bus *bus);
 const struct bus_counters *bus_counters(const struct bus *bus);
 

@@ -81,7 +81,9 @@ int fdpass_connect(const char *path, int64_t deadline_ns, int *ret_fd, pid_t *re
 int fdpass_send(int fd, const struct fdpass_frame *frame, const int *fds, struct err *err)
 {
     CHECK(frame->fds <= FDPASS_FDS_MAX);
-    struct iovec part = {.iov_base = (void *)(uintptr_t)frame, .iov_len = sizeof *frame};
+    struct fdpass_frame out = *frame;
+    out.magic = FDPASS_MAGIC;
+    struct iovec part = {.iov_base = &out, .iov_len = sizeof out};
     struct fdpass_control control;
     memset(&control, 0, sizeof control);
     struct msghdr header = {.msg_iov = &part, .msg_iovlen = 1};
@@ -96,7 +98,7 @@ int fdpass_send(int fd, const struct fdpass_frame *frame, const int *fds, struct
         memcpy(CMSG_DATA(item), fds, bytes);
     }
     ssize_t sent = sendmsg(fd, &header, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (sent == (ssize_t)sizeof *frame)
+    if (sent == (ssize_t)sizeof out)
         return 0;
     int code = sent >= 0 ? EPROTO : errno == EPIPE ? ECONNRESET : errno;
     return err_set(err, -code, "descriptor socket: send: %s", strerror(code));

@@ -1,14 +1,63 @@
-# What a person calls.
+# What a person calls. On a fresh machine the packages come first; what needs them is built by a second make,
+# because this one has asked pkg-config already.
+AGAIN := $(MAKE) --no-print-directory -j$(shell nproc)
+TEXTS := README.md PROTOCOL.md SHARED-MEMORY.md LICENSE NOTICE
+C_FILES = $(shell git ls-files '*.c' '*.h')
+
+# Objects of test binaries are kept, so that a second make has nothing to do.
+.SECONDARY:
+.PHONY: unit-tests tests benches
+
 help:
 	@echo "make            all programs into build/bin"
 	@echo "make deps       install the Debian/Ubuntu packages that building and testing need"
 	@echo "make model      SmolLM2-135M-Instruct (Q4_1 GGUF) into models/"
 	@echo "make demo       on a fresh machine: install, build, fetch the model, answer a question about a long text"
 	@echo "make check      on a fresh machine: install, build with gcc and clang, run all tests"
+	@echo "make tests      the tests of one build; tests/run runs them"
 	@echo "make bench      micro-benchmarks, with floors and peers"
 	@echo "make install    PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)"
 	@echo "make format | lint | clean"
 	@echo "knobs           CC=gcc|clang SAN=1|thread V=1"
+
+deps:
+	$(Q)mk/deps.sh
+
+model: deps
+	$(Q)mk/model.sh
+
+demo: deps model
+	$(Q)$(AGAIN) CC=gcc SAN= all
+	$(Q)mk/demo.sh
+
+unit-tests: $(UNIT_TESTS:%=$(BUILD)/tests/unit/%)
+tests: all unit-tests $(PROC_TESTS:%=$(BUILD)/tests/proc/%)
+benches: $(BENCHES:%=$(BUILD)/bench/%)
+
+# gcc: everything; clang: everything builds, unit tests; gcc with sanitizers: unit tests.
+check: deps model
+	$(Q)$(AGAIN) CC=gcc SAN= tests benches
+	$(Q)$(AGAIN) CC=clang SAN= all unit-tests
+	$(Q)$(AGAIN) CC=gcc SAN=1 unit-tests
+	$(Q)tests/run build/gcc build/clang build/gcc-san
+
+bench: deps model
+	$(Q)$(AGAIN) CC=gcc SAN= all benches
+	$(Q)for b in $(BENCHES); do echo "== $$b"; build/gcc/bench/$$b || exit 1; done
+
+# The programs find each other beside themselves, so they go into one folder.
+install: all
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/share/doc/specontext
+	install -m 755 $(PROGRAMS) $(DESTDIR)$(PREFIX)/bin
+	install -m 644 $(wildcard $(TEXTS)) $(DESTDIR)$(PREFIX)/share/doc/specontext
+
+format:
+	$(Q)clang-format -i $(C_FILES)
+
+lint:
+	$(Q)clang-format --dry-run -Werror $(C_FILES)
+	$(Q)! command -v cppcheck >/dev/null || cppcheck --quiet --std=c11 --inline-suppr --error-exitcode=1 \
+	    --enable=warning,portability --suppress=missingIncludeSystem -I. $(filter %.c,$(C_FILES))
 
 clean:
 	$(Q)rm -rf build

@@ -5,56 +5,13 @@
  * fused multiply-add a step, quad_sum the end. Shapes are template-like constants: always_inline functions
  * that take the type and the number of rows as literals, so that the arrays below become registers. */
 #if defined(__x86_64__)
-#include <immintrin.h>
 #include <math.h>
-#include <string.h>
 
-#include "base/check.h"
-#include "compute/cpu/kernels.h"
-
-#define INLINE static inline __attribute__((always_inline))
+#include "compute/cpu/q8_avx2.h"
+#include "compute/cpu/simd.h"
 
 /* Rows are short and read four at a time, too little at a stretch for the processor's own prefetching. */
 enum { PREFETCH_PIECES = 16, PREFETCH_BYTES = 8192 };
-
-/* Sums of four registers' lanes, each ((0+1)+(2+3)) + ((4+5)+(6+7)). */
-INLINE __m128 quad_sum(const __m256 a[4])
-{
-    __m256 s = _mm256_hadd_ps(_mm256_hadd_ps(a[0], a[1]), _mm256_hadd_ps(a[2], a[3]));
-    return _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
-}
-
-/* Lanes [0, count) on. */
-INLINE __m256i lane_mask(int count)
-{
-    return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-}
-
-INLINE __m256 load8_f16(const uint8_t *p)
-{
-    return _mm256_cvtph_ps(_mm_loadu_si128((const void *)p));
-}
-
-INLINE __m256 load8_bf16(const uint8_t *p)
-{
-    return _mm256_castsi256_ps(
-        _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p)), 16));
-}
-
-/* 8 elements of a plain type. */
-INLINE __m256 load8(enum dtype type, const uint8_t *p)
-{
-    if (type == DTYPE_F32)
-        return _mm256_loadu_ps((const void *)p);
-    return type == DTYPE_F16 ? load8_f16(p) : load8_bf16(p);
-}
-
-INLINE __m256 broadcast_f16(const uint8_t *p)
-{
-    uint16_t bits;
-    memcpy(&bits, p, sizeof bits);
-    return _mm256_set1_ps(_cvtsh_ss(bits));
-}
 
 /* d and m of a block, which lie side by side. */
 INLINE void broadcast_f16_pair(const uint8_t *p, __m256 *ret_d, __m256 *ret_m)
@@ -94,17 +51,6 @@ INLINE void fifth_bits(const uint8_t *p, __m256i q[4])
         __m256i bit = _mm256_and_si256(bits, _mm256_slli_epi32(lane_bit, i == 0 ? 4 : 8 * i));
         q[i] = _mm256_or_si256(q[i], _mm256_min_epu32(bit, sixteen));
     }
-}
-
-INLINE size_t block32_bytes(enum dtype type)
-{
-    return type == DTYPE_F32    ? 128
-           : type == DTYPE_Q8_0 ? 34
-           : type == DTYPE_Q4_0 ? 18
-           : type == DTYPE_Q4_1 ? 20
-           : type == DTYPE_Q5_0 ? 22
-           : type == DTYPE_Q5_1 ? 24
-                                : 64;
 }
 
 /* 32 elements in their order. d * (q - 8) is taken as d * q + (-8 d): both are exact in float32. */
@@ -194,13 +140,6 @@ INLINE __m128 dot_quad(enum dtype type, const uint8_t *const row[4], uint32_t co
     return quad_sum(acc);
 }
 
-INLINE void store_some(float *out, __m128 v, int count)
-{
-    float buf[4];
-    _mm_storeu_ps(buf, v);
-    memcpy(out, buf, (size_t)count * sizeof *out);
-}
-
 INLINE void dot_rows_as(enum dtype type, float *out, const struct matrix *w, uint32_t first, uint32_t rows,
                         const float *x)
 {
@@ -212,43 +151,34 @@ INLINE void dot_rows_as(enum dtype type, float *out, const struct matrix *w, uin
         for (int i = 0; i < 4; i++) /* past the end the last row stands in; its sum is not stored */
             quad[i] = row + (size_t)(i < left ? i : left - 1) * row_bytes;
         __m128 sums = dot_quad(type, quad, w->cols, x);
-        if (left == 4)
-            _mm_storeu_ps(out + r, sums);
-        else
-            store_some(out + r, sums, left);
+        store_some(out + r, sums, left);
     }
 }
 
-#define FOR_EACH_TYPE(call) \
-    case DTYPE_F32:         \
-        call(DTYPE_F32);    \
-        break;              \
-    case DTYPE_F16:         \
-        call(DTYPE_F16);    \
-        break;              \
-    case DTYPE_BF16:        \
-        call(DTYPE_BF16);   \
-        break;              \
-    case DTYPE_Q4_0:        \
-        call(DTYPE_Q4_0);   \
-        break;              \
-    case DTYPE_Q4_1:        \
-        call(DTYPE_Q4_1);   \
-        break;              \
-    case DTYPE_Q5_0:        \
-        call(DTYPE_Q5_0);   \
-        break;              \
-    case DTYPE_Q5_1:        \
-        call(DTYPE_Q5_1);   \
-        break;              \
-    case DTYPE_Q8_0:        \
-        call(DTYPE_Q8_0);   \
-        break;              \
-    default:                \
-        CHECK(!"a weight type that compute has no kernel for")
-
-static void expand(float *out, enum dtype type, const uint8_t *row, uint32_t count)
+static void rare_dot_rows(float *out, const struct matrix *w, uint32_t first, uint32_t rows, const float *x)
 {
+    size_t row_bytes = dtype_row_bytes(w->type, w->cols);
+    const struct dtype_info *info = dtype_info(w->type);
+    for (uint32_t r = 0; r < rows; r++) {
+        const uint8_t *row = (const uint8_t *)w->data + (size_t)(first + r) * row_bytes;
+        __m256 acc[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
+        for (uint32_t c = 0; c < w->cols; c += info->block_len) {
+            float buf[256];
+            reference_expand(buf, w->type, row + (size_t)(c / info->block_len) * info->block_bytes,
+                             info->block_len);
+            for (uint32_t i = 0; i < info->block_len; i += 8)
+                acc[0] = _mm256_fmadd_ps(_mm256_loadu_ps(buf + i), _mm256_loadu_ps(x + c + i), acc[0]);
+        }
+        out[r] = _mm_cvtss_f32(quad_sum(acc));
+    }
+}
+
+void avx2_expand(float *out, enum dtype type, const uint8_t *row, uint32_t count)
+{
+    if (is_rare(type)) {
+        reference_expand(out, type, row, count);
+        return;
+    }
 #define EXPAND(t) expand_as(t, out, row, count)
     switch (type) {
         FOR_EACH_TYPE(EXPAND);
@@ -258,6 +188,10 @@ static void expand(float *out, enum dtype type, const uint8_t *row, uint32_t cou
 
 static void dot_rows(float *out, const struct matrix *w, uint32_t first_row, uint32_t rows, const float *x)
 {
+    if (is_rare(w->type)) {
+        rare_dot_rows(out, w, first_row, rows, x);
+        return;
+    }
 #define DOT_ROWS(t) dot_rows_as(t, out, w, first_row, rows, x)
     switch (w->type) {
         FOR_EACH_TYPE(DOT_ROWS);
@@ -274,10 +208,7 @@ INLINE void store_quad(const struct matmul_tile *m, int row, int token, __m128 s
         memcpy(bias, m->bias + row, (size_t)left * sizeof *bias);
         sums = _mm_add_ps(sums, _mm_loadu_ps(bias));
     }
-    if (left == 4)
-        _mm_storeu_ps(out, sums);
-    else
-        store_some(out, sums, left);
+    store_some(out, sums, left);
 }
 
 /* Four rows of the panel times 1..3 tokens: at most 12 sums, 3 activations and 1 weight in registers. */
@@ -285,12 +216,12 @@ INLINE void tile_quad(const struct matmul_tile *m, int row, int token, int token
 {
     const float *w = m->panel + row * MATMUL_COLS;
     const float *x[3];
-    float *rest = m->acc + (token * MATMUL_PANEL + row) * 8;
+    float *rest = m->acc + (token * MATMUL_PANEL + row) * 16;
     __m256 acc[3][4];
     for (int t = 0; t < tokens; t++) {
         x[t] = m->x + (size_t)(token + t) * m->x_stride;
         for (int r = 0; r < 4; r++)
-            acc[t][r] = m->first ? _mm256_setzero_ps() : _mm256_loadu_ps(rest + (t * MATMUL_PANEL + r) * 8);
+            acc[t][r] = m->first ? _mm256_setzero_ps() : _mm256_loadu_ps(rest + (t * MATMUL_PANEL + r) * 16);
     }
     uint32_t c = 0;
     for (; c + 8 <= m->cols; c += 8) {
@@ -315,7 +246,7 @@ INLINE void tile_quad(const struct matmul_tile *m, int row, int token, int token
             store_quad(m, row, token + t, quad_sum(acc[t]));
         else
             for (int r = 0; r < 4; r++)
-                _mm256_storeu_ps(rest + (t * MATMUL_PANEL + r) * 8, acc[t][r]);
+                _mm256_storeu_ps(rest + (t * MATMUL_PANEL + r) * 16, acc[t][r]);
     }
 }
 
@@ -340,7 +271,53 @@ static void matmul_tile(const struct matmul_tile *m)
     }
 }
 
-static void rmsnorm(float *out, const float *x, const float *weight, int dim, float eps)
+/* 8 numbers of x * factor, in [-127, 127], 0 for NaN. */
+INLINE __m256i quantize8(const float *x, __m256 factor)
+{
+    __m256 v = _mm256_mul_ps(_mm256_loadu_ps(x), factor);
+    v = _mm256_and_ps(v, _mm256_cmp_ps(v, v, _CMP_ORD_Q));
+    v = _mm256_max_ps(_mm256_set1_ps(-127.0f), _mm256_min_ps(_mm256_set1_ps(127.0f), v));
+    return _mm256_cvtps_epi32(v);
+}
+
+static int32_t sum_of(__m128i v)
+{
+    v = _mm_add_epi32(v, _mm_shuffle_epi32(v, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(v, _mm_shuffle_epi32(v, 0xb1)));
+}
+
+/* As the reference: the largest magnitude passes over NaN, which then spoils the scale. */
+INLINE void quantize_block(struct act_block *out, const float *x)
+{
+    __m256 most = _mm256_setzero_ps(), nan = _mm256_setzero_ps();
+    for (int i = 0; i < Q8_BLOCK; i += 8) {
+        __m256 v = _mm256_loadu_ps(x + i);
+        most = _mm256_max_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), v), most);
+        nan = _mm256_or_ps(nan, _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    }
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(most), _mm256_extractf128_ps(most, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    float largest = _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+    __m256 factor = _mm256_set1_ps(largest > 0 ? 127.0f / largest : 0);
+    __m256i a = _mm256_packs_epi32(quantize8(x, factor), quantize8(x + 8, factor));
+    __m256i b = _mm256_packs_epi32(quantize8(x + 16, factor), quantize8(x + 24, factor));
+    __m256i q = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(a, b), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    _mm256_storeu_si256((void *)out->q, q);
+    __m256i sums =
+        _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), q), _mm256_set1_epi16(1));
+    out->total[0] = sum_of(_mm256_castsi256_si128(sums));
+    out->total[1] = sum_of(_mm256_extracti128_si256(sums, 1));
+    out->scale = largest * (1.0f / 127) + (_mm256_movemask_ps(nan) ? NAN : 0.0f);
+    out->sum = out->scale * (float)(out->total[0] + out->total[1]);
+}
+
+void avx2_quantize(struct act_block *out, const float *x, uint32_t cols)
+{
+    for (uint32_t i = 0; i < cols; i += Q8_BLOCK)
+        quantize_block(out++, x + i);
+}
+
+void avx2_rmsnorm(float *out, const float *x, const float *weight, int dim, float eps)
 {
     __m256d low = _mm256_setzero_pd(), high = _mm256_setzero_pd();
     int i = 0;
@@ -401,7 +378,7 @@ static void swiglu(float *out, const float *gate, const float *up, int dim)
     }
 }
 
-static void narrow(uint8_t *out, enum dtype type, const float *x, int count)
+void avx2_narrow(uint8_t *out, enum dtype type, const float *x, int count)
 {
     int i = 0;
     for (; type == DTYPE_F16 && i + 8 <= count; i += 8)
@@ -458,10 +435,7 @@ INLINE void score_rows(enum dtype type, float *scores, const struct attn_tile *t
         score_quad(type, piece, t->q + row, rows, t->head_dim, sums);
         for (int r = 0; r < rows; r++) {
             float *out = scores + (size_t)(row + r) * t->stride + i;
-            if (left == 4)
-                _mm_storeu_ps(out, _mm_mul_ps(sums[r], scale));
-            else
-                store_some(out, _mm_mul_ps(sums[r], scale), left);
+            store_some(out, _mm_mul_ps(sums[r], scale), left);
         }
     }
 }
@@ -594,7 +568,7 @@ INLINE __m256 sticky_max(__m256 fresh, __m256 old)
     return _mm256_or_ps(_mm256_max_ps(fresh, old), _mm256_cmp_ps(fresh, fresh, _CMP_UNORD_Q));
 }
 
-static void pool_weights(float *out, const float *e, float factor, int count, enum pool_kind pool, int first)
+void avx2_pool_weights(float *out, const float *e, float factor, int count, enum pool_kind pool, int first)
 {
     __m256 scale = _mm256_set1_ps(factor);
     for (int i = 0; i < count; i += 8) {
@@ -610,16 +584,21 @@ static void pool_weights(float *out, const float *e, float factor, int count, en
 
 const struct kernels kernels_avx2 = {
     .name = "avx2",
-    .expand = expand,
+    .expand = avx2_expand,
     .dot_rows = dot_rows,
     .matmul_tile = matmul_tile,
-    .rmsnorm = rmsnorm,
+    .quantize = avx2_quantize,
+    .q8_dot_rows = q8_dot_rows,
+    .q8_panel = q8_panel,
+    .q8_tile = q8_tile,
+    .q8_rows = LANES,
+    .rmsnorm = avx2_rmsnorm,
     .swiglu = swiglu,
-    .narrow = narrow,
+    .narrow = avx2_narrow,
     .attn_scores = attn_scores,
     .attn_values = attn_values,
     .softmax_part = softmax_part,
-    .pool_weights = pool_weights,
+    .pool_weights = avx2_pool_weights,
     .head_dim_multiple = 8,
 };
 #endif

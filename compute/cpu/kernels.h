@@ -2,12 +2,17 @@
  * object.
  *
  * Drivers (matmul.c, attention.c, ...) cut work into items for the pool and own every decision about
- * tiles; kernels (reference.c, avx2.c) do arithmetic on one item. For every output element a kernel
+ * tiles; kernels (reference.c, avx2.c, avx512.c) do arithmetic on one item. For every output element a kernel
  * performs one sequence of operations that depends on the element's own inputs alone, so tiles may fall
  * anywhere.
  *
- * The order of a dot product: lane j of 8 takes elements j, j + 8, j + 16, ... in this order; then
- * ((0+1)+(2+3)) + ((4+5)+(6+7)). A tail shorter than 8 goes to the lanes from 0. */
+ * The order of a dot product of float32: lane j of 8 takes elements j, j + 8, j + 16, ... in this order;
+ * then ((0+1)+(2+3)) + ((4+5)+(6+7)). A tail shorter than 8 goes to the lanes from 0. AVX-512 has 16 lanes,
+ * folded to 8 (j with j + 8) before this sum.
+ *
+ * The order with activations in int8: integer sums I of a block of 32 are exact; the float32 sum takes the
+ * blocks in their order, each as (d * scale) * I, plus m * sum where the type has a minimum, all rounded one
+ * by one (no fused operation). So every path gives the same bits. */
 #ifndef COMPUTE_CPU_KERNELS_H
 #define COMPUTE_CPU_KERNELS_H
 
@@ -20,6 +25,10 @@ enum {
     ATTN_CHUNK = 256,   /* positions of one softmax part; fixed, since it is part of the order of summation */
     ATTN_ROWS = 48,     /* query rows that a chunk serves at once */
     HEAD_DIM_MAX = 1024, /* bound of per-thread scratch */
+    Q8_BLOCK = 32,       /* elements that share a scale in quantized activations */
+    Q8_ROWS = 16,        /* most rows of an int8 panel; 16 x 1536 columns stay in the L1 cache */
+    Q8_BLOCKS = 64,      /* most blocks of an int8 panel: 2048 columns, whole superblocks */
+    Q8_TOKENS = 128,     /* tokens that one int8 panel serves */
     ROPE_TABLE = 1 << 17 /* floats of the rope cache: 1024 positions of 128 rotated dimensions */
 };
 
@@ -28,14 +37,36 @@ enum {
 struct matmul_tile {
     float *out; /* [tokens][out_stride], at the panel's first row */
     size_t out_stride;
-    const float *panel; /* [MATMUL_PANEL][MATMUL_COLS], zero from `cols` to the next multiple of 8 */
+    const float *panel; /* [MATMUL_PANEL][MATMUL_COLS], zero from `cols` to the next multiple of 16 */
     int rows;           /* valid rows, 1 .. MATMUL_PANEL */
     const float *x;     /* [tokens][x_stride], at the block's first column */
     size_t x_stride;
     int tokens; /* 1 .. MATMUL_TOKENS */
     uint32_t cols;
-    float *acc;        /* [MATMUL_TOKENS][MATMUL_PANEL][8] */
+    float *acc;        /* [MATMUL_TOKENS][MATMUL_PANEL][16] */
     int first, last;   /* first and last column block */
+    const float *bias; /* [rows] or NULL */
+};
+
+/* 32 activations: x = scale * q. */
+struct act_block {
+    int8_t q[Q8_BLOCK];
+    float scale, sum; /* sum = scale * (total[0] + total[1]) */
+    int32_t total[2]; /* sums of q, of each half */
+};
+
+/* One panel of weights in integers times some tokens. */
+struct q8_tile {
+    float *out; /* [tokens][out_stride], at the panel's first row */
+    size_t out_stride;
+    const void *panel; /* as the same table's q8_panel left it */
+    enum dtype type;
+    int rows, blocks;
+    const struct act_block *x; /* [tokens][x_stride], at the panel's first block */
+    size_t x_stride;
+    int tokens; /* 1 .. Q8_TOKENS */
+    int first, last;
+    float *acc;        /* [Q8_TOKENS][Q8_ROWS] */
     const float *bias; /* [rows] or NULL */
 };
 
@@ -59,6 +90,15 @@ struct kernels {
     /* out[r] = dot(row r, x): the product for one token, straight from the file's blocks. */
     void (*dot_rows)(float *out, const struct matrix *w, uint32_t first_row, uint32_t rows, const float *x);
     void (*matmul_tile)(const struct matmul_tile *tile);
+    /* One row of activations to int8, nearest even; cols is a multiple of 32. A NaN makes its block NaN. */
+    void (*quantize)(struct act_block *out, const float *x, uint32_t cols);
+    /* out[r] = dot(row r, x) for a type that q8_type accepts. */
+    void (*q8_dot_rows)(float *out, const struct matrix *w, uint32_t first_row, uint32_t rows,
+                        const struct act_block *x);
+    /* Rows row .. row + rows - 1 (at most q8_rows), blocks of 32 block .. block + blocks - 1. */
+    void (*q8_panel)(void *panel, const struct matrix *w, uint32_t row, int rows, uint32_t block, int blocks);
+    void (*q8_tile)(const struct q8_tile *tile);
+    int q8_rows; /* rows of a panel: the lanes of a register */
     void (*rmsnorm)(float *out, const float *x, const float *weight, int dim, float eps);
     void (*swiglu)(float *out, const float *gate, const float *up, int dim);
     /* To DTYPE_F16 or DTYPE_BF16, nearest even. `out` need not be aligned. */
@@ -77,11 +117,72 @@ struct kernels {
 
 extern const struct kernels kernels_reference;
 extern const struct kernels kernels_avx2;
+extern const struct kernels kernels_avx512;
+
+/* Elements of a quantized row to float32, for the types that no path has vector code for. */
+void reference_expand(float *out, enum dtype type, const uint8_t *row, uint32_t count);
+
+/* Types whose products run in integers when activations are quantized. */
+static inline int q8_type(enum dtype type)
+{
+    switch (type) {
+    case DTYPE_Q4_0:
+    case DTYPE_Q4_1:
+    case DTYPE_Q5_0:
+    case DTYPE_Q5_1:
+    case DTYPE_Q8_0:
+    case DTYPE_IQ4_NL:
+    case DTYPE_Q4_K:
+    case DTYPE_Q5_K:
+    case DTYPE_Q6_K:
+        return 1;
+    default:
+        return 0;
+    }
+}
+
+/* What is taken off the unsigned number that stands for an element in an int8 panel. */
+static inline int q8_offset(enum dtype type)
+{
+    switch (type) {
+    case DTYPE_Q4_0:
+        return 8;
+    case DTYPE_Q5_0:
+        return 16;
+    case DTYPE_Q6_K:
+        return 32;
+    case DTYPE_Q8_0:
+    case DTYPE_IQ4_NL:
+        return 128;
+    default:
+        return 0;
+    }
+}
+
+static inline int q8_has_min(enum dtype type)
+{
+    return type == DTYPE_Q4_1 || type == DTYPE_Q5_1 || type == DTYPE_Q4_K || type == DTYPE_Q5_K;
+}
+
+/* Has a scale for every 16 elements. */
+static inline int q8_has_halves(enum dtype type)
+{
+    return type == DTYPE_Q6_K;
+}
+
+/* One block of 32 of LANES rows: 4 elements of every row side by side. `m` is the second half's scale where
+ * the type has halves. */
+enum { Q8_PANEL_BLOCK = Q8_ROWS * (Q8_BLOCK + 2 * 4) };
+
+/* Values of IQ4_NL's 16 codes (ggml's public table). */
+#define IQ4_NL_VALUES -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113
 
 /* What one thread of the pool writes to while it works on an item. */
 struct scratch {
     _Alignas(64) float panel[MATMUL_PANEL * MATMUL_COLS];
-    _Alignas(64) float acc[MATMUL_TOKENS * MATMUL_PANEL * 8];
+    _Alignas(64) float acc[MATMUL_TOKENS * MATMUL_PANEL * 16];
+    _Alignas(64) uint8_t q8_panel[Q8_BLOCKS * Q8_PANEL_BLOCK];
+    _Alignas(64) float q8_acc[Q8_TOKENS * Q8_ROWS];
     _Alignas(64) float scores[ATTN_ROWS * ATTN_CHUNK];
     _Alignas(64) float part[ATTN_ROWS * HEAD_DIM_MAX];
     const uint8_t *piece[ATTN_CHUNK];
@@ -104,7 +205,8 @@ struct compute {
     struct pool *pool;
     int threads;
     const struct kernels *kernels;
-    char name[32];
+    enum compute_activations activations;
+    char name[48];
     struct scratch *scratch; /* [threads] */
     struct rope_cache *rope;
     float *shared; /* [SHARED_FLOATS]: partial results between the loops of one operator */

@@ -3,6 +3,7 @@
 #ifndef TESTS_UNIT_COMPUTE_UTIL_H
 #define TESTS_UNIT_COMPUTE_UTIL_H
 
+#include <errno.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,26 +17,42 @@
 
 #include "base/alloc.h"
 #include "compute/compute.h"
+#include "compute/cpu/kernels.h"
 
-/* Both paths and several numbers of threads; the first is the plain reference. */
+/* All paths and several numbers of threads. */
 struct variant {
     enum compute_isa isa;
     int threads;
+    enum compute_activations activations;
 };
 static const struct variant variants[] = {
-    {COMPUTE_ISA_REFERENCE, 1}, {COMPUTE_ISA_REFERENCE, 2}, {COMPUTE_ISA_AVX2, 1},
-    {COMPUTE_ISA_AVX2, 2},      {COMPUTE_ISA_AVX2, 3},
+    {COMPUTE_ISA_REFERENCE, 1, COMPUTE_ACTIVATIONS_F32}, {COMPUTE_ISA_REFERENCE, 2, COMPUTE_ACTIVATIONS_F32},
+    {COMPUTE_ISA_AVX2, 1, COMPUTE_ACTIVATIONS_F32},      {COMPUTE_ISA_AVX2, 2, COMPUTE_ACTIVATIONS_F32},
+    {COMPUTE_ISA_AVX2, 3, COMPUTE_ACTIVATIONS_F32},      {COMPUTE_ISA_AVX512, 1, COMPUTE_ACTIVATIONS_F32},
+    {COMPUTE_ISA_AVX512, 3, COMPUTE_ACTIVATIONS_F32},    {COMPUTE_ISA_REFERENCE, 2, COMPUTE_ACTIVATIONS_Q8},
+    {COMPUTE_ISA_AVX2, 3, COMPUTE_ACTIVATIONS_Q8},       {COMPUTE_ISA_AVX512, 1, COMPUTE_ACTIVATIONS_Q8},
+    {COMPUTE_ISA_AVX512, 3, COMPUTE_ACTIVATIONS_Q8},
 };
 enum { VARIANTS = sizeof variants / sizeof *variants };
+
+/* The first of the variants that must give the same bits, which differ in threads alone. */
+static inline int first_of_path(size_t v)
+{
+    return v == 0 || variants[v].isa != variants[v - 1].isa ||
+           variants[v].activations != variants[v - 1].activations;
+}
 
 /* NULL where the processor lacks the instructions. */
 static inline struct compute *make_compute(const struct variant *v)
 {
     struct compute *c = NULL;
     struct err err;
-    int rc = compute_create("cpu", v->threads, v->isa, &c, &err);
-    if (rc < 0)
-        assert_int_equal(v->isa, COMPUTE_ISA_AVX2);
+    struct compute_options options = {"cpu", v->threads, v->isa, v->activations};
+    int rc = compute_create_with(&options, &c, &err);
+    if (rc < 0) {
+        assert_int_equal(rc, -ENODEV);
+        assert_true(v->isa == COMPUTE_ISA_AVX2 || v->isa == COMPUTE_ISA_AVX512);
+    }
     return c;
 }
 
@@ -69,7 +86,8 @@ static inline float half_at(const uint8_t *p)
     return dtype_f16_to_f32(v);
 }
 
-/* Element i of a row, by the description of the block types in base/dtype.h. */
+/* Element i of a row: by the description of the block types in base/dtype.h; the types that it does not
+ * describe by the plain reference, which test_compute_quants.c checks against vectors. */
 static inline double weight_at(enum dtype type, const uint8_t *row, uint32_t i)
 {
     uint16_t u16;
@@ -87,7 +105,15 @@ static inline double weight_at(enum dtype type, const uint8_t *row, uint32_t i)
     default:
         break;
     }
-    const uint8_t *b = row + (size_t)(i / 32) * dtype_info(type)->block_bytes;
+    const struct dtype_info *info = dtype_info(type);
+    if (type == DTYPE_IQ4_NL || info->block_len == 256) {
+        static float buf[256]; /* callers go through a block in order */
+        if (i % info->block_len == 0)
+            reference_expand(buf, type, row + (size_t)(i / info->block_len) * info->block_bytes,
+                             info->block_len);
+        return (double)buf[i % info->block_len];
+    }
+    const uint8_t *b = row + (size_t)(i / 32) * info->block_bytes;
     unsigned j = i % 32;
     double d = (double)half_at(b);
     if (type == DTYPE_Q8_0)
@@ -102,14 +128,34 @@ static inline double weight_at(enum dtype type, const uint8_t *row, uint32_t i)
     return with_min ? d * q + (double)half_at(b + 2) : d * (q - (five ? 16 : 8));
 }
 
-static const enum dtype matrix_types[] = {DTYPE_F32,  DTYPE_F16,  DTYPE_BF16, DTYPE_Q4_0,
-                                          DTYPE_Q4_1, DTYPE_Q5_0, DTYPE_Q5_1, DTYPE_Q8_0};
+static const enum dtype matrix_types[] = {DTYPE_F32,  DTYPE_F16,  DTYPE_BF16,   DTYPE_Q4_0, DTYPE_Q4_1,
+                                          DTYPE_Q5_0, DTYPE_Q5_1, DTYPE_Q8_0,   DTYPE_IQ4_NL, DTYPE_Q2_K,
+                                          DTYPE_Q3_K, DTYPE_Q4_K, DTYPE_Q5_K,   DTYPE_Q6_K};
 enum { MATRIX_TYPES = sizeof matrix_types / sizeof *matrix_types };
 
 static inline void put_half(uint8_t *p, float v)
 {
     uint16_t u = dtype_f32_to_f16(v);
     memcpy(p, &u, sizeof u);
+}
+
+/* Byte offset of a block's (first) f16 scale. */
+static inline size_t scale_at(enum dtype type)
+{
+    return type == DTYPE_Q2_K ? 80 : type == DTYPE_Q3_K ? 108 : type == DTYPE_Q6_K ? 208 : 0;
+}
+
+static inline int has_second_scale(enum dtype type)
+{
+    return type == DTYPE_Q4_1 || type == DTYPE_Q5_1 || type == DTYPE_Q2_K || type == DTYPE_Q4_K ||
+           type == DTYPE_Q5_K;
+}
+
+/* `cols` up to whole blocks. */
+static inline uint32_t whole_blocks(enum dtype type, uint32_t cols)
+{
+    uint32_t len = dtype_info(type)->block_len;
+    return (cols + len - 1) / len * len;
 }
 
 /* Random bytes for the quants, sane scales. Free .data with mem_free. */
@@ -127,9 +173,9 @@ static inline struct matrix random_matrix(uint64_t seed, enum dtype type, uint32
         else if (type == DTYPE_BF16)
             memcpy(data + i, &bf16, sizeof bf16);
         else
-            put_half(data + i, type == DTYPE_F16 ? v : v * 0.05f);
-        if (type == DTYPE_Q4_1 || type == DTYPE_Q5_1)
-            put_half(data + i + 2, rng_float(&seed) * 0.5f);
+            put_half(data + i + scale_at(type), type == DTYPE_F16 ? v : v * 0.05f);
+        if (has_second_scale(type))
+            put_half(data + i + scale_at(type) + 2, rng_float(&seed) * 0.5f);
     }
     return (struct matrix){type, rows, cols, data};
 }

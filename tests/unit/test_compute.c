@@ -20,6 +20,26 @@ static void create_says_what_is_wrong(void **state)
     compute_free(&c);
 }
 
+static void names_of_instruction_sets(void **state)
+{
+    (void)state;
+    enum compute_isa isa = COMPUTE_ISA_AUTO;
+    assert_int_equal(compute_isa_parse("avx512", &isa), 0);
+    assert_int_equal(isa, COMPUTE_ISA_AVX512);
+    assert_int_equal(compute_isa_parse("reference", &isa), 0);
+    assert_int_equal(isa, COMPUTE_ISA_REFERENCE);
+    assert_int_equal(compute_isa_parse("AVX2", &isa), -EINVAL);
+    assert_int_equal(compute_isa_parse("", &isa), -EINVAL);
+    assert_int_equal(isa, COMPUTE_ISA_REFERENCE);
+    struct compute *c = make_compute(&(struct variant){COMPUTE_ISA_REFERENCE, 1, COMPUTE_ACTIVATIONS_Q8});
+    assert_string_equal(compute_name(c), "cpu reference q8");
+    compute_free(&c);
+    for (size_t t = 0; t < MATRIX_TYPES; t++)
+        assert_true(compute_supports(matrix_types[t]));
+    assert_false(compute_supports((enum dtype)9));
+    assert_false(compute_supports((enum dtype)1000));
+}
+
 /* Runs a test of one compute object on every path and number of threads. */
 static void on_all(void (*test)(struct compute *c))
 {
@@ -217,7 +237,8 @@ static void rope_ignores_company(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(create_says_what_is_wrong), cmocka_unit_test(rmsnorm_is_near_double),
+        cmocka_unit_test(create_says_what_is_wrong),
+        cmocka_unit_test(names_of_instruction_sets), cmocka_unit_test(rmsnorm_is_near_double),
         cmocka_unit_test(swiglu_is_near_double),     cmocka_unit_test(add_is_exact),
         cmocka_unit_test(rope_is_near_double),       cmocka_unit_test(rope_ignores_company),
     };

@@ -295,7 +295,7 @@ static void check_company(int q_heads, int kv_heads, int head_dim)
             lists[i] = (struct attn_list){(uint32_t)(BEFORE + 1 + i), i == 33 ? w.position : NULL};
             queries[i] = (struct attn_query){i == 40 ? &other.paged : &w.paged, &lists[i], 1};
         }
-        if (v == 0 || v == 2)
+        if (first_of_path(v))
             for (int i = 0; i < N; i++)
                 compute_attention(c, alone + (size_t)i * row, q + (size_t)i * row, &queries[i], 1, q_heads,
                                   kv_heads, head_dim, 0.125f);

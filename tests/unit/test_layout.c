@@ -182,7 +182,7 @@ static void a_control_header_is_checked(void **state)
     }
 }
 
-/* Arrays lie in their table, one behind the other, and the last element of each ends before the next begins. */
+/* Arrays lie in their table one behind the other: the last element of each ends before the next begins. */
 static void tables_do_not_overlap(void **state)
 {
     (void)state;

@@ -1,0 +1,205 @@
+/* Planning of one sparse step: 32 sequences x 8 heads, budget 2048 of 32K positions, a fifth of every set
+ * changed uniformly; merges, slots, victims and tables are measured, the gathers themselves are not.
+ *
+ *   bench_plan [--quick]
+ *
+ * Floor: tables of 32 x 8 lists are written once (8 bytes a position) and the sets are read and written
+ * once. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/pool.h"
+#include "kvstore/tables.h"
+#include "link/segment.h"
+
+enum {
+    SEQUENCES = 32,
+    HEADS = 8,
+    CONTEXT = 32768,
+    BUDGET = 2048,
+    SINKS = 4,
+    WINDOW = 64,
+    SLOTS = 3072,
+    STEPS_MAX = 64
+};
+
+struct bench {
+    struct kv_layout layout;
+    struct segment control;
+    struct tables tables;
+    struct sequence sequences[SEQUENCES];
+    struct elastic_set sets[SEQUENCES];
+    uint32_t *counts[SEQUENCES], *positions[SEQUENCES];
+    uint64_t random;
+    uint32_t step, position;
+    uint8_t *marks;
+    uint32_t set[SEQUENCES][HEADS][BUDGET];
+};
+
+static uint32_t random_below(struct bench *b, uint32_t n)
+{
+    b->random ^= b->random << 13;
+    b->random ^= b->random >> 7;
+    b->random ^= b->random << 17;
+    return (uint32_t)((b->random >> 32) * n >> 32);
+}
+
+/* Selected positions of a list in ascending order, from marks. */
+static uint32_t collect(const uint8_t *marks, uint8_t value, uint32_t *out)
+{
+    uint32_t n = 0;
+    for (uint32_t p = 0; p < CONTEXT; p++)
+        if (marks[p] == value)
+            out[n++] = p;
+    return n;
+}
+
+/* The next set of every list: a fifth leaves, as many others come. */
+static void make_sets(struct bench *b, bool first)
+{
+    uint32_t count = BUDGET - SINKS - WINDOW - 1, changed = first ? count : count / 5;
+    uint32_t limit = b->position - WINDOW;
+    for (uint32_t s = 0; s < SEQUENCES; s++) {
+        uint32_t *counts = b->counts[s], *out = b->positions[s];
+        for (uint32_t h = 0; h < HEADS; h++) {
+            uint32_t *set = b->set[s][h];
+            memset(b->marks, 0, CONTEXT);
+            for (uint32_t i = 0; i < count && !first; i++)
+                b->marks[set[i]] = 1;
+            for (uint32_t i = 0; i < changed && !first;) {
+                uint32_t p = set[random_below(b, count)];
+                i += b->marks[p] == 1;
+                b->marks[p] = 2;
+            }
+            for (uint32_t i = 0; i < changed;) {
+                uint32_t p = SINKS + random_below(b, limit - SINKS);
+                i += b->marks[p] == 0;
+                b->marks[p] = b->marks[p] == 0 ? 3 : b->marks[p];
+            }
+            counts[0] = collect(b->marks, 3, out);
+            out += counts[0];
+            counts[1] = collect(b->marks, 2, out);
+            out += counts[1];
+            counts += 2;
+            uint32_t n = 0;
+            for (uint32_t p = 0; p < CONTEXT; p++)
+                if (b->marks[p] == 1 || b->marks[p] == 3)
+                    set[n++] = p;
+            CHECK(n == count);
+        }
+        b->sets[s] = (struct elastic_set){.step = b->step,
+                                          .base_step = first ? b->step : b->step - 1,
+                                          .limit = limit,
+                                          .position = b->position,
+                                          .mass = 1,
+                                          .counts = b->counts[s],
+                                          .positions = b->positions[s]};
+    }
+}
+
+static void plan_one(void *arg, int index, int thread)
+{
+    (void)thread;
+    struct bench *b = arg;
+    struct sequence *s = &b->sequences[index];
+    struct elastic *e = &s->elastic;
+    e->loads.count = e->fills.count = 0;
+    CHECK(elastic_receive(e, &b->sets[index]) == 0);
+    elastic_stage(e);
+    elastic_commit(e, &s->counters);
+    elastic_pin(e, e->limit, b->position + 1, b->position);
+    tables_lists(&b->tables, b->step, 1, s, b->position);
+    tables_entry(&b->tables, b->step, 1, s->index, 0, e->loads.count);
+}
+
+static void init(struct bench *b)
+{
+    b->random = 88172645463325252u;
+    b->layout = (struct kv_layout){.layers = 32,
+                                   .row_heads = HEADS,
+                                   .selection_heads = HEADS,
+                                   .piece_bytes = 512,
+                                   .context_max = CONTEXT};
+    layout_set_groups(&b->layout, 1);
+    struct control_params params = {
+        .sequences_max = SEQUENCES, .list_max = BUDGET + 16, .slots = SLOTS, .first_step = 1};
+    struct control_header header;
+    control_header_init(&header, &b->layout, &params);
+    CHECK(segment_create("bench-control", header.total_bytes, &b->control, NULL) == 0);
+    memcpy(b->control.at, &header, sizeof header);
+    tables_init(&b->tables, b->control.at);
+    b->marks = mem_alloc(CONTEXT, 1);
+    for (uint32_t s = 0; s < SEQUENCES; s++) {
+        struct elastic_params p = {.layout = &b->layout,
+                                   .capacity = CONTEXT,
+                                   .sinks = SINKS,
+                                   .window = WINDOW,
+                                   .budget = BUDGET,
+                                   .slots = SLOTS};
+        b->sequences[s].index = s;
+        elastic_init(&b->sequences[s].elastic, &p);
+        elastic_attach(&b->sequences[s].elastic, 0, 0);
+        b->counts[s] = mem_alloc(2 * HEADS, sizeof(uint32_t));
+        b->positions[s] = mem_alloc(2ull * HEADS * BUDGET, sizeof(uint32_t));
+    }
+    b->step = 1;
+    b->position = CONTEXT - STEPS_MAX - 8;
+}
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static void measure(struct bench *b, int threads, int steps)
+{
+    struct pool *pool = pool_create(threads, "bench");
+    double ms[STEPS_MAX];
+    uint64_t loads = 0;
+    for (int i = 0; i < steps; i++, b->step++, b->position++) {
+        make_sets(b, b->step == 1);
+        int64_t from = clock_now_ns();
+        pool_run(pool, SEQUENCES, plan_one, b);
+        ms[i] = (double)(clock_now_ns() - from) / 1e6;
+        for (uint32_t s = 0; s < SEQUENCES; s++)
+            loads += b->sequences[s].elastic.loads.count;
+    }
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < SEQUENCES * HEADS; i++)
+        bytes += tables_list_bytes(BUDGET);
+    qsort(ms, (size_t)steps, sizeof ms[0], compare);
+    printf("%d thread%s: median %.2f ms a step, best %.2f, worst %.2f; %.2f MB of lists written (%.1f GB/s), "
+           "%.0f rows "
+           "to load a step\n",
+           threads, threads > 1 ? "s" : "", ms[steps / 2], ms[0], ms[steps - 1], (double)bytes / 1e6,
+           (double)bytes / ms[steps / 2] / 1e6, (double)loads / steps);
+    pool_free(&pool);
+}
+
+int main(int argc, char **argv)
+{
+    bool quick = argc > 1 && strcmp(argv[1], "--quick") == 0;
+    struct bench *b = mem_alloc(1, sizeof *b);
+    init(b);
+    printf("plan: %d sequences x %d heads, budget %d of %d positions, 20 %% changed, %d slots\n", SEQUENCES,
+           HEADS, BUDGET, CONTEXT, SLOTS);
+    int steps = quick ? 8 : 24;
+    measure(b, 1, steps);
+    measure(b, 2, steps);
+    for (uint32_t s = 0; s < SEQUENCES; s++) {
+        CHECK(elastic_consistent(&b->sequences[s].elastic));
+        elastic_free(&b->sequences[s].elastic);
+        mem_free(&b->counts[s]);
+        mem_free(&b->positions[s]);
+    }
+    segment_close(&b->control);
+    mem_free(&b->marks);
+    mem_free(&b);
+    return 0;
+}

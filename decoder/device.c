@@ -1,0 +1,265 @@
+/* The device thread; see device.h.
+ *
+ * It blocks on its mailbox, and inside a step on the store's flags with a deadline; on nothing else. What it
+ * has to say goes to the loop's mailbox; where that is full, posts wait in a list of their own, in order. */
+#include "decoder/device.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+
+#include "base/alloc.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "model/tokenizer.h"
+
+enum { ORDERS_MAX = 4096 };
+
+struct backlog { /* a post that found the mailbox full */
+    struct post *post;
+    struct backlog *next;
+};
+
+struct device {
+    struct device_options options;
+    struct mailbox *orders, *posts;
+    pthread_t thread;
+    uint8_t *eos;
+    struct pass *pass;
+    struct stepper *stepper;
+    struct scheduler *scheduler;
+    struct backlog *backlog, **backlog_end;
+    atomic_int stop;
+    pthread_mutex_t mutex; /* of `figures` */
+    struct device_figures figures;
+};
+
+void order_free(void *order_at)
+{
+    struct order *order = order_at;
+    msg_free(&order->msg);
+    mem_free(&order);
+}
+
+void post_free(void *post_at)
+{
+    struct post *post = post_at;
+    mem_free(&post->msg.memory);
+    mem_free(&post);
+}
+
+static void flush_backlog(struct device *d)
+{
+    while (d->backlog && mailbox_put(d->posts, d->backlog->post) == 0) {
+        struct backlog *sent = d->backlog;
+        d->backlog = sent->next;
+        mem_free(&sent);
+    }
+    if (!d->backlog)
+        d->backlog_end = &d->backlog;
+}
+
+static void put_post(struct device *d, struct post *post)
+{
+    flush_backlog(d);
+    if (!d->backlog && mailbox_put(d->posts, post) == 0)
+        return;
+    struct backlog *item = mem_alloc(1, sizeof *item);
+    item->post = post;
+    *d->backlog_end = item;
+    d->backlog_end = &item->next;
+}
+
+static void emit(void *arg, enum scheduler_target target, const struct msg *msg)
+{
+    static const enum post_kind kinds[] = {
+        [SCHEDULER_TO_CLIENT] = POST_CLIENT,
+        [SCHEDULER_TO_STORE] = POST_STORE,
+        [SCHEDULER_TO_RETRIEVER] = POST_RETRIEVER,
+    };
+    struct post *post = mem_alloc(1, sizeof *post);
+    post->kind = kinds[target];
+    post->msg = *msg;
+    put_post(arg, post);
+}
+
+static void post_fatal(struct device *d, const struct err *err)
+{
+    struct post *post = mem_alloc(1, sizeof *post);
+    post->kind = POST_FATAL;
+    snprintf(post->text, sizeof post->text, "%s", err->text);
+    put_post(d, post);
+}
+
+static void publish_figures(struct device *d)
+{
+    struct device_figures f = {.activation_bytes = pass_bytes(d->pass)};
+    scheduler_figures(d->scheduler, &f.requests);
+    f.steps = *stepper_times(d->stepper);
+    f.times = *pass_times(d->pass);
+    snprintf(f.backend, sizeof f.backend, "%s", pass_backend(d->pass));
+    pthread_mutex_lock(&d->mutex);
+    d->figures = f;
+    pthread_mutex_unlock(&d->mutex);
+}
+
+void device_figures(struct device *d, struct device_figures *ret)
+{
+    pthread_mutex_lock(&d->mutex);
+    *ret = d->figures;
+    pthread_mutex_unlock(&d->mutex);
+}
+
+/* Ids that end a generation: the tokenizer's, or the configuration's where a file has no tokenizer. */
+static uint8_t *collect_eos(const struct model *model)
+{
+    const struct model_config *c = model_config(model);
+    uint8_t *eos = mem_alloc(c->vocab, 1);
+    struct tokenizer *tokenizer = NULL;
+    if (tokenizer_create(model, &tokenizer, NULL) == 0)
+        for (uint32_t id = 0; id < c->vocab; id++)
+            eos[id] = tokenizer_is_eos(tokenizer, id);
+    tokenizer_free(&tokenizer);
+    if (c->eos < c->vocab)
+        eos[c->eos] = 1;
+    return eos;
+}
+
+static int prepare(struct device *d, struct err *err)
+{
+    int r = pass_create(d->options.model, &d->options.pass, &d->pass, err);
+    if (r < 0)
+        return r;
+    const struct stepper_attachment *at = &d->options.attachment;
+    d->eos = collect_eos(d->options.model);
+    d->stepper = stepper_create(at, d->pass);
+    uint32_t sequences =
+        d->options.sequences < at->control->sequences_max ? d->options.sequences : at->control->sequences_max;
+    struct scheduler_options options = {.vocab = model_config(d->options.model)->vocab,
+                                        .context = d->options.context,
+                                        .list_max = at->control->list_max,
+                                        .sequences = sequences,
+                                        .chunk = d->options.chunk,
+                                        .head = d->options.head,
+                                        .eos = d->eos,
+                                        .emit = emit,
+                                        .arg = d};
+    d->scheduler = scheduler_create(&options, d->stepper, d->pass);
+    return 0;
+}
+
+static int obey(struct device *d, struct order *order, struct err *err)
+{
+    switch (order->kind) {
+    case ORDER_GENERATE:
+        scheduler_generate(d->scheduler, order->id, &order->msg);
+        break;
+    case ORDER_CANCEL:
+        scheduler_cancel(d->scheduler, order->id);
+        break;
+    case ORDER_STORE:
+        scheduler_store(d->scheduler, &order->msg);
+        break;
+    case ORDER_RETRIEVER:
+        scheduler_retriever(d->scheduler, &order->msg);
+        break;
+    case ORDER_RETRIEVER_READY:
+    case ORDER_RETRIEVER_LOST:
+        return scheduler_retriever_ready(d->scheduler, order->kind == ORDER_RETRIEVER_READY, err);
+    case ORDER_WAKE:
+        break;
+    }
+    return 0;
+}
+
+static int work(struct device *d, struct err *err)
+{
+    int more = 0;
+    while (!d->stop) {
+        struct order *order =
+            more ? mailbox_take(d->orders) : mailbox_wait(d->orders, clock_now_ns() + CLOCK_S);
+        while (order) {
+            int r = obey(d, order, err);
+            order_free(order);
+            if (r < 0)
+                return r;
+            order = mailbox_take(d->orders);
+        }
+        more = scheduler_turn(d->scheduler, err);
+        if (more < 0)
+            return more;
+        flush_backlog(d);
+        publish_figures(d);
+    }
+    return 0;
+}
+
+static void *device_main(void *arg)
+{
+    struct device *d = arg;
+    struct err err = {0};
+    prctl(PR_SET_NAME, "device");
+    int r = prepare(d, &err);
+    if (r == 0) {
+        publish_figures(d);
+        struct post *post = mem_alloc(1, sizeof *post);
+        post->kind = POST_READY;
+        put_post(d, post);
+        r = work(d, &err);
+    }
+    if (r < 0)
+        post_fatal(d, &err);
+    while (d->backlog && !d->stop) { /* the loop must hear of a failure, however busy it is */
+        void *order = mailbox_wait(d->orders, clock_now_ns() + 10 * CLOCK_MS);
+        if (order)
+            order_free(order);
+        flush_backlog(d);
+    }
+    scheduler_free(&d->scheduler);
+    stepper_free(&d->stepper);
+    pass_free(&d->pass); /* by the thread that made it */
+    return NULL;
+}
+
+struct device *device_start(const struct device_options *options, struct mailbox *posts)
+{
+    struct device *d = mem_alloc(1, sizeof *d);
+    d->options = *options;
+    d->posts = posts;
+    d->orders = mailbox_create(ORDERS_MAX);
+    d->backlog_end = &d->backlog;
+    pthread_mutex_init(&d->mutex, NULL);
+    CHECK(pthread_create(&d->thread, NULL, device_main, d) == 0);
+    return d;
+}
+
+int device_order(struct device *d, struct order *order)
+{
+    return mailbox_put(d->orders, order);
+}
+
+void device_free(struct device **device)
+{
+    struct device *d = *device;
+    if (!d)
+        return;
+    d->stop = 1;
+    struct order *wake = mem_alloc(1, sizeof *wake);
+    wake->kind = ORDER_WAKE;
+    if (mailbox_put(d->orders, wake) < 0) /* full: then it is awake */
+        order_free(wake);
+    pthread_join(d->thread, NULL);
+    while (d->backlog) {
+        struct backlog *item = d->backlog;
+        d->backlog = item->next;
+        post_free(item->post);
+        mem_free(&item);
+    }
+    mailbox_free(&d->orders, order_free);
+    pthread_mutex_destroy(&d->mutex);
+    mem_free(&d->eos);
+    mem_free(device);
+}

@@ -1,0 +1,34 @@
+/* specontext-decoder: owns the language model's weights and activations, batches and samples. Allocates no KV
+ * memory: it maps what the store hands out. */
+#include <stdio.h>
+
+#include "base/err.h"
+#include "base/log.h"
+#include "decoder/settings.h"
+#include "decoder/serve.h"
+#include "model/model.h"
+
+int main(int argc, char **argv)
+{
+    struct settings options;
+    struct err err = {0};
+    if (settings_parse(argc, argv, &options, &err) < 0) {
+        fprintf(stderr, "specontext-decoder: %s\n", err.text);
+        return 2;
+    }
+    if (options.help) {
+        settings_help();
+        return 0;
+    }
+    log_init("decoder", options.log);
+    struct model *model = NULL;
+    if (model_open(options.model, &model, &err) < 0) {
+        log_error("%s", err.text);
+        return 1;
+    }
+    log_info("start: version %s, model %s, %llu MiB of weights, %d threads", SPECONTEXT_VERSION,
+             model_name(model), (unsigned long long)(model_weight_bytes(model) >> 20), options.threads);
+    int code = serve_run(&options, model);
+    model_free(&model);
+    return code;
+}

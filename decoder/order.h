@@ -1,0 +1,39 @@
+/* What the decoder's two threads put into each other's mailboxes. Each item belongs to whoever took it. */
+#ifndef DECODER_ORDER_H
+#define DECODER_ORDER_H
+
+#include <stdint.h>
+
+#include "proto/msg.h"
+
+enum order_kind {                  /* loop -> device */
+                  ORDER_GENERATE,  /* id: the request; msg with its memory */
+                  ORDER_CANCEL,    /* id */
+                  ORDER_STORE,     /* msg: GRANT, CLOSED, ERROR */
+                  ORDER_RETRIEVER, /* msg: ERROR */
+                  ORDER_RETRIEVER_READY,
+                  ORDER_RETRIEVER_LOST,
+                  ORDER_WAKE, /* the store rang, or the thread shall end */
+};
+
+struct order {
+    enum order_kind kind;
+    uint64_t id;
+    struct msg msg;
+};
+
+enum post_kind {                 /* device -> loop */
+                 POST_CLIENT,    /* msg; msg.id: the request */
+                 POST_STORE,     /* msg */
+                 POST_RETRIEVER, /* msg */
+                 POST_READY,     /* weights and activations are there */
+                 POST_FATAL,     /* text: why nothing can go on */
+};
+
+struct post {
+    enum post_kind kind;
+    struct msg msg; /* its memory is freed with mem_free */
+    char text[ERR_TEXT_MAX];
+};
+
+#endif

@@ -1,0 +1,488 @@
+/* The scheduler; see scheduler.h. Owner: the device thread. State: all sequences in order of arrival.
+ *
+ * Orders between a token's hops: it is sampled, stands in a posted record (the next step's, or a RECORD step
+ * for a last one), and only then goes to the client. CLOSE follows the last record of a sequence. */
+#include "decoder/scheduler.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "decoder/generation.h"
+
+struct scheduler {
+    struct scheduler_options options;
+    struct stepper *stepper;
+    struct pass *pass;
+    struct generation *all[SCHEDULER_REQUESTS_MAX]; /* in order of arrival */
+    uint32_t count;
+    bool retriever_ready;
+    bool full;     /* the store had no room: nobody is admitted until a sequence is closed */
+    void *scratch; /* of the sampler */
+    struct scheduler_figures figures;
+
+    struct generation *members[LIMIT_SEQUENCES]; /* of the step being made */
+    struct stepper_part parts[LIMIT_SEQUENCES];
+    struct stepper_verdict verdicts[LIMIT_SEQUENCES];
+};
+
+struct scheduler *scheduler_create(const struct scheduler_options *options, struct stepper *stepper,
+                                   struct pass *pass)
+{
+    CHECK(options->sequences >= 1 && options->sequences <= LIMIT_SEQUENCES && options->chunk >= 1);
+    struct scheduler *s = mem_alloc(1, sizeof *s);
+    s->options = *options;
+    s->stepper = stepper;
+    s->pass = pass;
+    s->retriever_ready = true;
+    s->scratch = mem_alloc_aligned(sampler_scratch_bytes(options->vocab), 1);
+    return s;
+}
+
+void scheduler_free(struct scheduler **scheduler)
+{
+    struct scheduler *s = *scheduler;
+    if (!s)
+        return;
+    for (uint32_t i = 0; i < s->count; i++)
+        generation_free(&s->all[i]);
+    mem_free(&s->scratch);
+    mem_free(scheduler);
+}
+
+static void emit(struct scheduler *s, enum scheduler_target target, const struct msg *msg)
+{
+    s->options.emit(s->options.arg, target, msg);
+}
+
+static struct generation *find(const struct scheduler *s, uint64_t id)
+{
+    for (uint32_t i = 0; i < s->count; i++)
+        if (s->all[i]->id == id)
+            return s->all[i];
+    return NULL;
+}
+
+/* Says the last word on it and forgets it. `counters` may be NULL. */
+static void retire(struct scheduler *s, struct generation *q, const struct kv_counters *counters)
+{
+    struct msg msg;
+    generation_done(q, counters, &msg);
+    s->figures.finished[q->finish]++;
+    emit(s, SCHEDULER_TO_CLIENT, &msg);
+    uint32_t i = 0;
+    while (s->all[i] != q)
+        i++;
+    s->count--;
+    memmove(s->all + i, s->all + i + 1, (s->count - i) * sizeof *s->all);
+    generation_free(&q);
+}
+
+void scheduler_generate(struct scheduler *s, uint64_t id, struct msg *msg)
+{
+    struct generation_limits limits = {s->options.vocab, s->options.context, s->options.list_max};
+    struct generation *q = generation_create(id, msg, &limits);
+    if (s->count == SCHEDULER_REQUESTS_MAX) {
+        struct msg done;
+        generation_fail(q, -EBUSY, "found %u requests queued, expected fewer than %u", s->count,
+                        SCHEDULER_REQUESTS_MAX);
+        generation_done(q, NULL, &done);
+        s->figures.finished[q->finish]++;
+        emit(s, SCHEDULER_TO_CLIENT, &done);
+        generation_free(&q);
+        return;
+    }
+    s->all[s->count++] = q;
+    if (q->finish)
+        retire(s, q, NULL);
+}
+
+void scheduler_cancel(struct scheduler *s, uint64_t id)
+{
+    struct generation *q = find(s, id);
+    if (!q)
+        return;
+    generation_end(q, FINISH_CANCELLED);
+    if (q->state == GENERATION_QUEUED)
+        retire(s, q, NULL);
+}
+
+static bool computes(const struct generation *q)
+{
+    return q->state == GENERATION_PREFILL || q->state == GENERATION_DECODE;
+}
+
+static uint32_t live(const struct scheduler *s)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < s->count; i++)
+        n += s->all[i]->state != GENERATION_QUEUED;
+    return n;
+}
+
+static void send_close(struct scheduler *s, struct generation *q)
+{
+    struct msg msg;
+    q->state = GENERATION_CLOSING;
+    q->asked_ns = clock_now_ns();
+    generation_close(q, &msg);
+    emit(s, SCHEDULER_TO_STORE, &msg);
+    if (q->sparse) {
+        generation_close(q, &msg);
+        emit(s, SCHEDULER_TO_RETRIEVER, &msg);
+    }
+}
+
+static void take_grant(struct scheduler *s, struct generation *q, const struct msg_grant *grant)
+{
+    if (q->state != GENERATION_OPENING)
+        return;
+    q->granted_at_ns = clock_now_ns();
+    q->state = GENERATION_PREFILL;
+    if (grant->index >= LIMIT_SEQUENCES || grant->cached >= q->prompt || grant->cached % BLOCK_TOKENS) {
+        generation_fail(q, -EPROTO, "kvstore granted index %u and %u cached of %u tokens, which cannot be",
+                        grant->index, grant->cached, q->prompt);
+        return;
+    }
+    q->index = grant->index;
+    q->cached = q->done = q->recorded = grant->cached;
+    s->figures.cached_tokens += grant->cached;
+}
+
+/* The store refused OPEN. Without room it is asked again when another sequence has gone. */
+static void take_refusal(struct scheduler *s, struct generation *q, const struct msg_error *error)
+{
+    struct msg msg;
+    if (q->sparse) {
+        generation_close(q, &msg);
+        emit(s, SCHEDULER_TO_RETRIEVER, &msg);
+    }
+    q->state = GENERATION_QUEUED;
+    if (error->code == -ENOSPC && !q->finish && live(s) > 0) {
+        s->full = true;
+        return;
+    }
+    generation_fail(q, error->code < 0 ? error->code : -EPROTO, "kvstore: %s", error->text);
+    retire(s, q, NULL);
+}
+
+void scheduler_store(struct scheduler *s, const struct msg *msg)
+{
+    struct generation *q = find(s, msg->id);
+    if (!q)
+        return;
+    if (msg->kind == MSG_GRANT) {
+        take_grant(s, q, &msg->grant);
+    } else if (msg->kind == MSG_CLOSED && q->state == GENERATION_CLOSING) {
+        s->full = false;
+        retire(s, q, &msg->closed.counters);
+    } else if (msg->kind == MSG_ERROR && q->state == GENERATION_OPENING) {
+        take_refusal(s, q, &msg->error);
+    } else if (msg->kind == MSG_ERROR && q->state == GENERATION_CLOSING) {
+        s->full = false;
+        retire(s, q, NULL);
+    } else if (msg->kind == MSG_ERROR) {
+        generation_fail(q, msg->error.code < 0 ? msg->error.code : -EPROTO, "kvstore: %s", msg->error.text);
+    }
+}
+
+void scheduler_retriever(struct scheduler *s, const struct msg *msg)
+{
+    struct generation *q = find(s, msg->id);
+    if (q && msg->kind == MSG_ERROR && q->state != GENERATION_QUEUED && q->state != GENERATION_CLOSING)
+        generation_fail(q, msg->error.code < 0 ? msg->error.code : -EPROTO, "retriever: %s", msg->error.text);
+}
+
+int scheduler_retriever_ready(struct scheduler *s, int ready, struct err *err)
+{
+    uint32_t lost = 0;
+    for (uint32_t i = 0; i < s->count; i++)
+        lost += s->all[i]->sparse && s->all[i]->state != GENERATION_QUEUED &&
+                s->all[i]->state != GENERATION_CLOSING;
+    s->retriever_ready = ready;
+    if (lost == 0)
+        return 0;
+    return err_set(err, -EPIPE, "retriever is gone, and with it the keys of %u sequences", lost);
+}
+
+/* Neither peer may leave a question open for ever. */
+static int check_answers(const struct scheduler *s, struct err *err)
+{
+    int64_t now = clock_now_ns();
+    for (uint32_t i = 0; i < s->count; i++) {
+        const struct generation *q = s->all[i];
+        if ((q->state == GENERATION_OPENING || q->state == GENERATION_CLOSING) &&
+            now - q->asked_ns > SCHEDULER_ANSWER_S * CLOCK_S)
+            return err_set(err, -ETIMEDOUT, "kvstore did not answer %s of sequence %llu within %d s",
+                           q->state == GENERATION_OPENING ? "OPEN" : "CLOSE", (unsigned long long)q->id,
+                           SCHEDULER_ANSWER_S);
+    }
+    return 0;
+}
+
+static void admit(struct scheduler *s)
+{
+    uint32_t running = live(s), places = s->options.sequences - running;
+    if (running == 0)
+        s->full = false; /* nobody is left whose end could say so */
+    for (uint32_t i = 0; i < s->count && places > 0 && !s->full; i++) {
+        struct generation *q = s->all[i];
+        if (q->state != GENERATION_QUEUED)
+            continue;
+        if (q->sparse && !s->retriever_ready) {
+            generation_fail(q, -EHOSTUNREACH, "retriever is gone");
+            retire(s, q, NULL);
+            i--; /* the next one moved up */
+            continue;
+        }
+        struct msg msg;
+        generation_admit(q);
+        places--;
+        if (q->sparse) {
+            generation_open_retriever(q, &msg);
+            emit(s, SCHEDULER_TO_RETRIEVER, &msg);
+        }
+        generation_open_store(q, s->options.head, &msg);
+        emit(s, SCHEDULER_TO_STORE, &msg);
+    }
+}
+
+/* Tells the retriever the tokens of one sequence up to `end`, in messages of at most a record's length. Only
+ * the last asks for a selection, if any does. */
+static void tell_retriever(struct scheduler *s, struct generation *q, uint32_t end, bool select)
+{
+    while (q->told < end) {
+        uint32_t n = end - q->told < LIMIT_STEP_TOKENS ? end - q->told : LIMIT_STEP_TOKENS;
+        struct msg msg = {.kind = MSG_STEP, .id = stepper_next(s->stepper)};
+        struct msg_step_entry *entry = mem_alloc(1, sizeof *entry + n * sizeof(uint32_t));
+        uint32_t flags = select && q->told + n == end ? STEP_ENTRY_SELECT : 0;
+        *entry = (struct msg_step_entry){q->id, q->index, q->told, n, flags};
+        memcpy(entry + 1, q->tokens + q->told, n * sizeof(uint32_t));
+        msg.memory = entry;
+        msg.step = (struct msg_step){entry, 1, {(const uint32_t *)(entry + 1), n}};
+        q->told += n;
+        emit(s, SCHEDULER_TO_RETRIEVER, &msg);
+    }
+}
+
+/* The same for one new token of each member, in one message. */
+static void tell_retriever_batch(struct scheduler *s, uint32_t count)
+{
+    struct msg msg = {.kind = MSG_STEP, .id = stepper_next(s->stepper)};
+    struct msg_step_entry *entries = mem_alloc(count, sizeof *entries + sizeof(uint32_t));
+    uint32_t *tokens = (uint32_t *)(entries + count);
+    for (uint32_t i = 0; i < count; i++) {
+        struct generation *q = s->members[i];
+        CHECK(q->told == q->done);
+        entries[i] = (struct msg_step_entry){q->id, q->index, q->done, 1, STEP_ENTRY_SELECT};
+        tokens[i] = q->tokens[q->told++];
+    }
+    msg.memory = entries;
+    msg.step = (struct msg_step){entries, count, {tokens, count}};
+    emit(s, SCHEDULER_TO_RETRIEVER, &msg);
+}
+
+static void sample(struct scheduler *s, struct generation *q, uint32_t row)
+{
+    int64_t begin = clock_now_ns();
+    struct sampler_input input = {.logits = pass_logits(s->pass, row),
+                                  .vocab = s->options.vocab,
+                                  .history = q->tokens,
+                                  .history_count = q->count,
+                                  .sequence = 0, /* a request has one */
+                                  .position = q->count,
+                                  .scratch = s->scratch};
+    uint32_t id;
+    int r = sampler_sample(&q->sampling, &input, &id);
+    s->figures.sampling_ns += clock_now_ns() - begin;
+    if (r < 0) {
+        s->figures.non_finite += r == -EDOM;
+        generation_fail(q, r,
+                        r == -EDOM ? "non-finite logits at position %u" : "sampler failed at position %u",
+                        q->count - 1);
+        return;
+    }
+    s->figures.generated_tokens++;
+    generation_take(q, id, s->options.eos);
+}
+
+static void send_tokens(struct scheduler *s, struct generation *q)
+{
+    struct msg msg;
+    generation_tokens(q, &msg);
+    emit(s, SCHEDULER_TO_CLIENT, &msg);
+}
+
+/* Members' parts have been laid out. Posts, tells the clients what is recorded now, computes, samples. */
+static int compute(struct scheduler *s, const struct stepper_spec *spec, struct err *err)
+{
+    stepper_post(s->stepper, spec);
+    for (uint32_t i = 0; i < spec->count; i++) {
+        struct generation *q = s->members[i];
+        q->recorded = spec->parts[i].position + spec->parts[i].count;
+        if (q->recorded > q->prompt)
+            send_tokens(s, q);
+    }
+    int r = stepper_run(s->stepper, spec, s->verdicts, err);
+    if (r < 0)
+        return r;
+    for (uint32_t i = 0, row = 0; i < spec->count; i++) {
+        struct generation *q = s->members[i];
+        if (s->verdicts[i].status < 0) {
+            generation_fail(q, s->verdicts[i].status, "position %u: %s: %s", spec->parts[i].position,
+                            s->verdicts[i].why, strerror(-s->verdicts[i].status));
+        } else {
+            q->done += spec->parts[i].count;
+            if (spec->parts[i].logits)
+                sample(s, q, row);
+        }
+        row += spec->parts[i].logits != 0;
+    }
+    return 0;
+}
+
+static void add_member(struct scheduler *s, uint32_t at, struct generation *q, uint32_t count, int logits)
+{
+    s->members[at] = q;
+    s->parts[at] = (struct stepper_part){q->id, q->index, q->done, count, q->tokens + q->done, logits};
+}
+
+/* Whether the sequence may touch positions [0, end) in a dense step; if not it is ended. */
+static bool fits_staging(struct scheduler *s, struct generation *q, uint32_t end)
+{
+    uint32_t limit = stepper_dense_limit(s->stepper, 1);
+    if (end <= limit)
+        return true;
+    generation_fail(q, -ENOSPC,
+                    "dense attention over %u positions: expected at most %u while layers are offloaded", end,
+                    limit);
+    return false;
+}
+
+static int prefill(struct scheduler *s, struct generation *q, struct err *err)
+{
+    uint32_t n = q->prompt - q->done < s->options.chunk ? q->prompt - q->done : s->options.chunk;
+    uint32_t end = q->done + n;
+    bool last = end == q->prompt;
+    if (!fits_staging(s, q, end))
+        return 0;
+    if (q->sparse)
+        tell_retriever(s, q, end, last && q->ask.generate.selection != SELECTION_CURRENT);
+    add_member(s, 0, q, n, last);
+    struct stepper_spec spec = {STEP_DENSE, SELECTION_CURRENT, s->parts, 1};
+    int r = compute(s, &spec, err);
+    if (r < 0 || q->done < end)
+        return r;
+    struct msg msg;
+    s->figures.prompt_tokens += n;
+    generation_progress(q, &msg);
+    emit(s, SCHEDULER_TO_CLIENT, &msg);
+    if (last)
+        q->state = GENERATION_DECODE;
+    return 0;
+}
+
+static int prefill_one(struct scheduler *s, struct err *err)
+{
+    for (uint32_t i = 0; i < s->count; i++)
+        if (s->all[i]->state == GENERATION_PREFILL && !s->all[i]->finish)
+            return prefill(s, s->all[i], err);
+    return 0;
+}
+
+static int decode_sparse(struct scheduler *s, enum selection_mode mode, struct err *err)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < s->count; i++) {
+        struct generation *q = s->all[i];
+        if (q->state == GENERATION_DECODE && !q->finish && q->sparse && q->ask.generate.selection == mode)
+            add_member(s, n++, q, 1, 1);
+    }
+    if (n == 0)
+        return 0;
+    tell_retriever_batch(s, n);
+    struct stepper_spec spec = {STEP_SPARSE, mode, s->parts, n};
+    return compute(s, &spec, err);
+}
+
+/* In batches that the staging buffer holds. */
+static int decode_full(struct scheduler *s, struct err *err)
+{
+    uint32_t i = 0;
+    do {
+        uint32_t n = 0;
+        uint64_t positions = 0;
+        for (; i < s->count; i++) {
+            struct generation *q = s->all[i];
+            if (q->state != GENERATION_DECODE || q->finish || q->sparse || !fits_staging(s, q, q->done + 1))
+                continue;
+            positions += (q->done / BLOCK_TOKENS + 1) * BLOCK_TOKENS;
+            if (positions > stepper_dense_limit(s->stepper, 0) && n > 0)
+                break;
+            add_member(s, n++, q, 1, 1);
+        }
+        struct stepper_spec spec = {STEP_DENSE, SELECTION_CURRENT, s->parts, n};
+        int r = n ? compute(s, &spec, err) : 0;
+        if (r < 0)
+            return r;
+    } while (i < s->count);
+    return 0;
+}
+
+/* Records the last tokens of those that ended, sends them, and closes. */
+static void close_finished(struct scheduler *s)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < s->count; i++) {
+        struct generation *q = s->all[i];
+        if (computes(q) && q->finish && q->count > q->recorded && q->count > q->prompt) {
+            s->members[n] = q;
+            s->parts[n++] = (struct stepper_part){
+                q->id, q->index, q->recorded, q->count - q->recorded, q->tokens + q->recorded, 0};
+        }
+    }
+    if (n > 0) {
+        struct stepper_spec spec = {STEP_RECORD, SELECTION_CURRENT, s->parts, n};
+        stepper_post(s->stepper, &spec);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        s->members[i]->recorded = s->members[i]->count;
+        send_tokens(s, s->members[i]);
+    }
+    for (uint32_t i = 0; i < s->count; i++)
+        if (computes(s->all[i]) && s->all[i]->finish)
+            send_close(s, s->all[i]);
+}
+
+int scheduler_turn(struct scheduler *s, struct err *err)
+{
+    int r = check_answers(s, err);
+    if (r < 0)
+        return r;
+    close_finished(s); /* cancelled since */
+    stepper_adopt_residents(s->stepper);
+    admit(s);
+    r = prefill_one(s, err);
+    for (int mode = SELECTION_CURRENT; r == 0 && mode <= SELECTION_MIXED; mode++)
+        r = decode_sparse(s, (enum selection_mode)mode, err);
+    if (r == 0)
+        r = decode_full(s, err);
+    if (r < 0)
+        return r;
+    close_finished(s);
+    for (uint32_t i = 0; i < s->count; i++)
+        if (computes(s->all[i]))
+            return 1;
+    return 0;
+}
+
+void scheduler_figures(const struct scheduler *s, struct scheduler_figures *ret)
+{
+    *ret = s->figures;
+    for (uint32_t i = 0; i < s->count; i++) {
+        ret->running += s->all[i]->state != GENERATION_QUEUED;
+        ret->waiting += s->all[i]->state == GENERATION_QUEUED;
+    }
+}

@@ -1,0 +1,194 @@
+/* Steps; see stepper.h.
+ *
+ * Owner: the device thread. State: the number of the next step, the version of the resident set, the private
+ * copy of the record in the ring. Order: ids and entries, then STEP_POSTED, then the doorbell; device memory
+ * is written between TABLES_LATE (EARLY for mixed selection) and KV_WRITTEN only; after STEP_CONSUMED
+ * nothing of the step's tables is read. */
+#include "decoder/stepper.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "decoder/places.h"
+#include "link/flag.h"
+
+#define STEPPER_SPIN_NS (20 * INT64_C(1000)) /* about what a futex wake costs */
+
+struct stepper {
+    struct stepper_attachment at;
+    struct pass *pass;
+    struct places *places;
+    struct step_record *record; /* of the step posted last */
+    struct pass_entry *entries; /* [LIMIT_SEQUENCES] */
+    uint32_t next, resident_version;
+    uint32_t used_version; /* resident set of the tables read last; 0, before the first, is all layers */
+    uint32_t runs, run;    /* run that the pass is in, `runs` before the first layer */
+    struct stepper_times times;
+};
+
+struct stepper *stepper_create(const struct stepper_attachment *attachment, struct pass *pass)
+{
+    struct stepper *s = mem_alloc(1, sizeof *s);
+    s->at = *attachment;
+    s->pass = pass;
+    s->places = places_create(&attachment->layout, attachment->control, attachment->device);
+    s->record = mem_alloc(1, sizeof *s->record);
+    s->entries = mem_alloc(LIMIT_SEQUENCES, sizeof *s->entries);
+    s->next = attachment->control->first_step;
+    s->runs = layout_runs(&attachment->layout);
+    return s;
+}
+
+void stepper_free(struct stepper **stepper)
+{
+    struct stepper *s = *stepper;
+    if (!s)
+        return;
+    places_free(&s->places);
+    mem_free(&s->record);
+    mem_free(&s->entries);
+    mem_free(stepper);
+}
+
+static struct control_flag *flag_at(struct stepper *s, unsigned flag)
+{
+    return control_flag_at(s->at.control, flag);
+}
+
+void stepper_adopt_residents(struct stepper *s)
+{
+    uint32_t version = atomic_load_explicit(&flag_at(s, FLAG_RESIDENT_PROPOSED)->value, memory_order_acquire);
+    if (version == s->resident_version || version - s->resident_version >= FLAG_ABORT_AHEAD / 2)
+        return;
+    s->resident_version = version;
+    flag_raise(flag_at(s, FLAG_RESIDENT_ACKED), version);
+    doorbell_ring(s->at.store_bell);
+}
+
+uint32_t stepper_next(const struct stepper *s)
+{
+    return s->next;
+}
+
+uint32_t stepper_dense_limit(const struct stepper *s, int sure)
+{
+    uint32_t staging = s->at.control->staging_tokens;
+    int unknown = s->resident_version != s->used_version;
+    int limited = unknown ? !sure : places_offloaded(s->places) > 0;
+    return staging && limited ? staging : UINT32_MAX;
+}
+
+void stepper_post(struct stepper *s, const struct stepper_spec *spec)
+{
+    struct step_record *r = s->record;
+    CHECK(spec->count > 0 && spec->count <= s->at.control->sequences_max && spec->count <= LIMIT_SEQUENCES);
+    memset(r, 0, offsetof(struct step_record, entry));
+    r->step = s->next++;
+    r->kind = spec->kind;
+    r->selection = spec->selection;
+    r->early_layers = spec->selection == SELECTION_MIXED ? s->at.early_layers : 0;
+    r->resident_version = s->resident_version;
+    r->entries = spec->count;
+    for (uint32_t i = 0; i < spec->count; i++) {
+        const struct stepper_part *p = &spec->parts[i];
+        CHECK(p->count > 0 && p->count <= LIMIT_STEP_TOKENS - r->tokens);
+        CHECK(spec->kind != STEP_SPARSE || p->count == 1);
+        r->entry[i] = (struct step_entry){p->id, p->index, p->position, p->count, r->tokens};
+        memcpy(r->token + r->tokens, p->tokens, p->count * sizeof *r->token);
+        r->tokens += p->count;
+    }
+    struct step_record *ring = control_step_at(s->at.control, r->step);
+    size_t head = offsetof(struct step_record, entry) + r->entries * sizeof *r->entry;
+    memcpy(ring, r, head);
+    memcpy(ring->token, r->token, r->tokens * sizeof *r->token);
+    flag_raise(flag_at(s, FLAG_STEP_POSTED), r->step);
+    doorbell_ring(s->at.store_bell);
+    uint64_t *counter = spec->kind == STEP_DENSE    ? &s->times.dense
+                        : spec->kind == STEP_SPARSE ? &s->times.sparse
+                                                    : &s->times.record;
+    ++*counter;
+}
+
+/* `what`: what the store did not do, should it not come. */
+static int wait_flag(struct stepper *s, unsigned flag, const char *what, int64_t *account, struct err *err)
+{
+    int64_t begin = clock_now_ns();
+    int r = flag_wait(flag_at(s, flag), s->record->step, begin + STEPPER_WAIT_S * CLOCK_S, STEPPER_SPIN_NS);
+    *account += clock_now_ns() - begin;
+    if (r == 0)
+        return 0;
+    s->times.waits_broken++;
+    if (r == -ECANCELED)
+        return err_set(err, r, "step %u was broken off while it waited for the kvstore to %s",
+                       s->record->step, what);
+    return err_set(err, r, "kvstore did not %s step %u within %d s", what, s->record->step, STEPPER_WAIT_S);
+}
+
+static int wait_tables(struct stepper *s, enum places_phase phase, struct err *err)
+{
+    int early = phase == PLACES_EARLY;
+    int r = wait_flag(s, early ? FLAG_TABLES_EARLY : FLAG_TABLES_LATE,
+                      early ? "make the early tables of" : "make the tables of", &s->times.wait_tables, err);
+    return r < 0 ? r : places_phase(s->places, phase, err);
+}
+
+static int begin_layer(void *arg, uint32_t layer, struct pass_kv *kv, struct err *err)
+{
+    struct stepper *s = arg;
+    int mixed = s->record->kind == STEP_SPARSE && s->record->selection == SELECTION_MIXED;
+    uint32_t early_layers = mixed ? s->record->early_layers : 0;
+    int r = 0;
+    if (layer == 0 && early_layers)
+        r = wait_tables(s, PLACES_EARLY, err);
+    if (r == 0 && layer == early_layers)
+        r = wait_tables(s, PLACES_LATE, err);
+    uint32_t run = layout_run_of(&s->at.layout, layer);
+    if (r == 0 && run != s->run) {
+        s->run = run;
+        r = wait_flag(s, FLAG_ROWS_READY + run, "have the rows ready of", &s->times.wait_rows, err);
+    }
+    if (r == 0)
+        places_layer(s->places, layer, kv);
+    return r;
+}
+
+static void end_layer(void *arg, uint32_t layer)
+{
+    struct stepper *s = arg;
+    uint32_t run = layout_run_of(&s->at.layout, layer);
+    if (s->record->kind == STEP_DENSE && layer + 1 == layout_run_first(&s->at.layout, run + 1))
+        flag_raise(flag_at(s, FLAG_RUN_CONSUMED + run), s->record->step);
+}
+
+int stepper_run(struct stepper *s, const struct stepper_spec *spec, struct stepper_verdict *ret_verdicts,
+                struct err *err)
+{
+    CHECK(spec->kind != STEP_RECORD && s->record->kind == spec->kind && s->record->entries == spec->count);
+    for (uint32_t i = 0; i < spec->count; i++) {
+        const struct stepper_part *p = &spec->parts[i];
+        s->entries[i] = (struct pass_entry){p->tokens, p->position, p->count, p->logits ? 1 : 0};
+    }
+    s->run = s->runs;
+    places_begin(s->places, s->record);
+    struct pass_source source = {begin_layer, end_layer, s};
+    int r = pass_run(s->pass, s->entries, spec->count, &source, err);
+    if (r < 0)
+        return r;
+    s->used_version = s->record->resident_version;
+    flag_raise(flag_at(s, FLAG_KV_WRITTEN), s->record->step);
+    flag_raise(flag_at(s, FLAG_STEP_CONSUMED), s->record->step);
+    doorbell_ring(s->at.store_bell);
+    for (uint32_t i = 0; i < spec->count; i++) {
+        ret_verdicts[i].status = places_status(s->places, i, &ret_verdicts[i].why);
+        s->times.dropped += ret_verdicts[i].status < 0;
+    }
+    return 0;
+}
+
+const struct stepper_times *stepper_times(const struct stepper *s)
+{
+    return &s->times;
+}

@@ -1,0 +1,80 @@
+/* Steps: the decoder's end of the control segment. Posts records, waits for the store's flags, runs the
+ * forward pass over what its tables name, and tells what was written and consumed. SHARED-MEMORY.md section
+ * 3.
+ *
+ * One step at a time: stepper_post, then stepper_run for DENSE and SPARSE; RECORD steps end with
+ * stepper_post. Device thread only; any thread may abort the flags, which ends a wait with -ECANCELED. */
+#ifndef DECODER_STEPPER_H
+#define DECODER_STEPPER_H
+
+#include <stdint.h>
+
+#include "base/err.h"
+#include "decoder/pass.h"
+#include "proto/control.h"
+
+#define STEPPER_WAIT_S 30 /* the longest wait for one flag */
+
+struct stepper_part { /* what one sequence adds to a step */
+    uint64_t id;
+    uint32_t index;    /* of the sequence in the tables, from GRANT */
+    uint32_t position; /* of the first token */
+    uint32_t count;
+    const uint32_t *tokens; /* [count], each < vocab */
+    int logits;             /* whether the last token's are wanted: row = number of such parts before it */
+};
+
+struct stepper_spec {
+    enum step_kind kind;
+    enum selection_mode selection; /* SPARSE */
+    const struct stepper_part *parts;
+    uint32_t count; /* <= sequences_max of the segment */
+};
+
+struct stepper_verdict {
+    int status;      /* 0, or the negative errno for which the part was dropped */
+    const char *why; /* static text */
+};
+
+struct stepper_times { /* nanoseconds, summed */
+    int64_t wait_tables, wait_rows;
+    uint64_t dense, sparse, record; /* steps */
+    uint64_t dropped;               /* parts */
+    uint64_t waits_broken;          /* by abort or deadline */
+};
+
+struct stepper_attachment { /* what the store handed over */
+    struct kv_layout layout;
+    struct control_header *control; /* passed control_header_check */
+    uint8_t *device;                /* device_bytes */
+    int store_bell;                 /* doorbell */
+    uint32_t early_layers;          /* mixed selection: layers that use the set before */
+};
+
+struct stepper;
+
+/* Segments and the doorbell are borrowed. */
+struct stepper *stepper_create(const struct stepper_attachment *attachment, struct pass *pass);
+void stepper_free(struct stepper **stepper);
+
+/* Takes over the resident set that the store proposes, if it is another: call between steps only. */
+void stepper_adopt_residents(struct stepper *s);
+
+uint32_t stepper_next(const struct stepper *s); /* the step that the next stepper_post posts */
+
+/* Positions that a dense step may touch, all parts together, each rounded up to whole pages; UINT32_MAX: as
+ * many as there are. `sure`: only if layers are offloaded for certain, not when a resident set that no step
+ * has used yet may offload some. */
+uint32_t stepper_dense_limit(const struct stepper *s, int sure);
+
+/* Writes the record and tells the store. From here on the store has the ids. */
+void stepper_post(struct stepper *s, const struct stepper_spec *spec);
+
+/* Computes the step posted last; ret_verdicts [spec->count]. Logits lie in the pass's rows. -ETIMEDOUT,
+ * -ECANCELED (aborted) or -EPROTO: the step was dropped whole, no further one can be posted. */
+int stepper_run(struct stepper *s, const struct stepper_spec *spec, struct stepper_verdict *ret_verdicts,
+                struct err *err);
+
+const struct stepper_times *stepper_times(const struct stepper *s);
+
+#endif

@@ -1,0 +1,170 @@
+/* Blocks of the host arena; see blocks.h. Owner: the planner thread. It must never use a number out of an
+ * adopted arena that adopt.c has not checked. */
+#include "kvstore/blocks.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/check.h"
+
+#define BLOCKS_MOST           (1u << 22) /* records of blocks are kept for all of them */
+#define BLOCKS_POPULATE_AHEAD 8u         /* blocks beyond those in use */
+
+static void set_private(struct blocks *b, const struct kv_layout *layout)
+{
+    b->header = b->segment.at;
+    b->layout = *layout;
+    b->blocks_max = b->header->blocks_max;
+    b->block_bytes = b->header->block_bytes;
+    b->rows_at = b->header->rows_at;
+    uint64_t grow = BLOCKS_GROW_BYTES / b->block_bytes;
+    b->grow_blocks = grow == 0 ? 1 : grow > 4096 ? 4096 : (uint32_t)grow;
+    b->refs = mem_alloc(b->blocks_max, sizeof *b->refs);
+    b->free = mem_alloc(b->blocks_max, sizeof *b->free);
+}
+
+int blocks_create(struct blocks *b, const struct kv_layout *layout, const struct blocks_params *params,
+                  struct err *err)
+{
+    memset(b, 0, sizeof *b);
+    b->segment.fd = -1;
+    uint64_t block_bytes = layout_block_bytes(layout);
+    uint64_t blocks_max = params->host_bytes / block_bytes;
+    if (blocks_max == 0)
+        return err_set(err, -EINVAL, "host memory: found %llu bytes, expected at least one block of %llu",
+                       (unsigned long long)params->host_bytes, (unsigned long long)block_bytes);
+    if (blocks_max > BLOCKS_MOST)
+        blocks_max = BLOCKS_MOST;
+    struct arena_header header;
+    arena_header_init(&header, layout, params->sequences_max, (uint32_t)blocks_max, hash_random_id());
+    int r = segment_create_reserved("specontext-arena", arena_file_bytes(&header, 0),
+                                    arena_file_bytes(&header, header.blocks_max), &b->segment, err);
+    if (r < 0)
+        return r;
+    memcpy(b->segment.at, &header, sizeof header);
+    set_private(b, layout);
+    return 0;
+}
+
+int blocks_map(struct blocks *b, int fd, const struct kv_layout *layout, struct err *err)
+{
+    memset(b, 0, sizeof *b);
+    struct segment probe = {.fd = -1};
+    int copy = dup(fd);
+    if (copy < 0)
+        return err_set(err, -errno, "arena: dup: %s", strerror(errno));
+    int r = segment_map(copy, 0, &probe, err);
+    if (r < 0) {
+        close(copy);
+        b->segment.fd = -1;
+        return r;
+    }
+    struct arena_header header;
+    r = probe.bytes < sizeof header ? err_set(err, -EINVAL, "arena: found %llu bytes, expected a header",
+                                              (unsigned long long)probe.bytes)
+                                    : arena_header_check(probe.at, probe.bytes, err);
+    if (r == 0)
+        memcpy(&header, probe.at, sizeof header);
+    segment_close(&probe);
+    struct hash128 want = layout_fingerprint(layout);
+    if (r == 0 &&
+        (header.layout_lo != want.lo || header.layout_hi != want.hi || header.blocks_max > BLOCKS_MOST))
+        r = err_set(err, -EINVAL, "arena: layout: found fingerprint %016llx, expected %016llx",
+                    (unsigned long long)header.layout_lo, (unsigned long long)want.lo);
+    b->segment.fd = -1;
+    if (r < 0)
+        return r;
+    r = segment_map_reserved(fd, arena_file_bytes(&header, header.blocks_max), &b->segment, err);
+    if (r < 0)
+        return r;
+    set_private(b, layout);
+    b->present = header.blocks_present;
+    b->populated = b->present;
+    return 0;
+}
+
+void blocks_close(struct blocks *b)
+{
+    mem_free(&b->refs);
+    mem_free(&b->free);
+    if (b->segment.at)
+        segment_close(&b->segment);
+    memset(b, 0, sizeof *b);
+    b->segment.fd = -1;
+}
+
+static int grow(struct blocks *b)
+{
+    uint32_t left = b->blocks_max - b->present;
+    uint32_t more = left < b->grow_blocks ? left : b->grow_blocks;
+    if (more == 0)
+        return -ENOSPC;
+    uint64_t bytes = b->rows_at + (uint64_t)(b->present + more) * b->block_bytes;
+    if (segment_grow(&b->segment, bytes, NULL) < 0)
+        return -ENOSPC;
+    for (uint32_t i = more; i > 0; i--) /* so that the lowest is taken first */
+        b->free[b->free_count++] = b->present + i - 1;
+    b->present += more;
+    atomic_store_explicit(&b->header->blocks_present, b->present, memory_order_release);
+    return 0;
+}
+
+int blocks_take(struct blocks *b, uint32_t *ret_block)
+{
+    if (b->free_count == 0) {
+        int r = grow(b);
+        if (r < 0)
+            return r;
+    }
+    uint32_t block = b->free[--b->free_count];
+    CHECK(b->refs[block] == 0);
+    b->refs[block] = 1;
+    struct arena_block *record = arena_block_at(b->header, block);
+    memset(record, 0, offsetof(struct arena_block, state));
+    atomic_store_explicit(&record->state, ARENA_BLOCK_FILLING, memory_order_release);
+    *ret_block = block;
+    return 0;
+}
+
+void blocks_ref(struct blocks *b, uint32_t block)
+{
+    CHECK(block < b->present);
+    b->refs[block]++;
+}
+
+uint32_t blocks_unref(struct blocks *b, uint32_t block)
+{
+    CHECK(block < b->present && b->refs[block] > 0);
+    return --b->refs[block];
+}
+
+void blocks_give(struct blocks *b, uint32_t block)
+{
+    CHECK(block < b->present && b->refs[block] == 0 && b->free_count < b->blocks_max);
+    atomic_store_explicit(&arena_block_at(b->header, block)->state, ARENA_BLOCK_FREE, memory_order_release);
+    b->free[b->free_count++] = block;
+}
+
+uint32_t blocks_available(const struct blocks *b)
+{
+    return b->free_count + (b->blocks_max - b->present);
+}
+
+bool blocks_populate(struct blocks *b)
+{
+    uint32_t in_use = b->present - b->free_count;
+    if (b->populated >= b->present || b->populated >= in_use + BLOCKS_POPULATE_AHEAD)
+        return false;
+    uint64_t page = 4096, from = b->rows_at + (uint64_t)b->populated * b->block_bytes;
+    uint64_t end = (from + b->block_bytes + page - 1) / page * page;
+    from = from / page * page;
+    if (end > b->segment.bytes)
+        end = b->segment.bytes;
+    b->populated++;
+    /* A kernel without it (before 5.14) faults the pages in later, one by one. */
+    madvise((uint8_t *)b->segment.at + from, end - from, MADV_POPULATE_WRITE);
+    return true;
+}

@@ -1,0 +1,68 @@
+/* The host arena of this process: the memfd of proto/arena.h with its blocks' free list and reference
+ * counts.
+ *
+ * One owner: the planner. A block is FREE, or held by references (sequences), or SEALED without references
+ * and then kept by the prefix index (prefix.h). The file grows in steps; addresses never move. */
+#ifndef KVSTORE_BLOCKS_H
+#define KVSTORE_BLOCKS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "link/segment.h"
+#include "proto/arena.h"
+
+#define BLOCKS_GROW_BYTES (UINT64_C(64) << 20) /* the file grows by about so much at a time */
+
+struct blocks_params {
+    uint64_t host_bytes;    /* cap of the rows */
+    uint32_t sequences_max; /* records */
+};
+
+struct blocks {
+    struct segment segment;
+    struct arena_header *header; /* == segment.at */
+    struct kv_layout layout;     /* a private copy: the arena's may not be trusted after a crash */
+    uint32_t blocks_max;
+    uint32_t present;   /* blocks that the file holds */
+    uint32_t populated; /* blocks [0, populated) have been touched: no page faults there */
+    uint32_t grow_blocks;
+    uint32_t *refs; /* [blocks_max] */
+    uint32_t *free; /* stack of FREE blocks that are present */
+    uint32_t free_count;
+    uint64_t block_bytes, rows_at; /* private copies of header fields */
+};
+
+/* A new arena. -ENOMEM, -EINVAL (host_bytes holds no block) with one line. */
+int blocks_create(struct blocks *blocks, const struct kv_layout *layout, const struct blocks_params *params,
+                  struct err *err);
+
+/* Maps an arena that another process left; takes fd on success only. Checks header, lengths and the layout's
+ * fingerprint, nothing else: reference counts are all 0 and the free list is empty until adopt.h has read the
+ * records. */
+int blocks_map(struct blocks *blocks, int fd, const struct kv_layout *layout, struct err *err);
+
+void blocks_close(struct blocks *blocks); /* accepts a zeroed one */
+
+/* A FILLING block with one reference. -ENOSPC when none is free and the file is at its cap: evict cached
+ * ones. */
+int blocks_take(struct blocks *blocks, uint32_t *ret_block);
+void blocks_ref(struct blocks *blocks, uint32_t block);
+uint32_t blocks_unref(struct blocks *blocks,
+                      uint32_t block);                   /* references left; 0: caller gives or caches it */
+void blocks_give(struct blocks *blocks, uint32_t block); /* becomes FREE; no references */
+
+/* Blocks that could be taken without evicting any: free ones and those that the file may still grow by. */
+uint32_t blocks_available(const struct blocks *blocks);
+
+/* Touches one more block of memory that will be needed soon, so that write-back meets no page fault. Returns
+ * whether it did something; called while the planner is idle. */
+bool blocks_populate(struct blocks *blocks);
+
+static inline uint8_t *blocks_rows(const struct blocks *b, uint32_t block)
+{
+    return (uint8_t *)b->segment.at + b->rows_at + (uint64_t)block * b->block_bytes;
+}
+
+#endif

@@ -1,0 +1,205 @@
+/* Copies of rows; see gather.h. The planner thread fills batches; bodies run on the pool and write only what
+ * their job names. They must never follow a number that did not come from the planner's own memory. */
+#include "kvstore/gather.h"
+
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/check.h"
+
+enum { LOADS_A_JOB = 128 };
+
+void gather_init(struct gather *g, struct pool *pool, const struct blocks *blocks,
+                 const struct device *device)
+{
+    memset(g, 0, sizeof *g);
+    g->pool = pool;
+    g->blocks = blocks;
+    g->device = device;
+}
+
+void gather_free(struct gather *g)
+{
+    mem_free(&g->jobs);
+    memset(g, 0, sizeof *g);
+}
+
+void gather_add(struct gather *g, const struct gather_job *job)
+{
+    if (g->count == g->room) {
+        g->room = g->room ? 2 * g->room : 256;
+        g->jobs = mem_resize(g->jobs, g->room, sizeof *g->jobs);
+    }
+    g->jobs[g->count++] = *job;
+}
+
+static uint32_t max_u32(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+
+static uint32_t min_u32(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+uint64_t gather_rows(struct gather *g, const struct sequence *s, const struct elastic_loads *loads,
+                     const uint32_t range[3])
+{
+    const struct kv_layout *layout = &g->blocks->layout;
+    uint64_t pieces = 0;
+    for (uint32_t i = range[0], end; i < loads->count;
+         i = end) { /* loads of a group stand together, mostly */
+        uint32_t group = loads->at[i].group;
+        for (end = i + 1; end < loads->count && end - i < LOADS_A_JOB && loads->at[end].group == group; end++)
+            continue;
+        struct gather_job job = {.kind = GATHER_ROWS,
+                                 .layer = max_u32(range[1], layout->group_first_layer[group]),
+                                 .end_layer = min_u32(range[2], layout->group_first_layer[group + 1]),
+                                 .first = i,
+                                 .end = end,
+                                 .sequence = s,
+                                 .loads = loads->at};
+        if (job.layer >= job.end_layer)
+            continue;
+        gather_add(g, &job);
+        pieces += (uint64_t)(end - i) * (job.end_layer - job.layer);
+    }
+    return pieces * layout->piece_bytes;
+}
+
+void gather_pages(struct gather *g, const struct gather_job *whole)
+{
+    for (uint32_t first = whole->first, end; first < whole->end && whole->layer < whole->end_layer;
+         first = end) {
+        end = min_u32((first / BLOCK_TOKENS + 1) * BLOCK_TOKENS, whole->end);
+        struct gather_job job = *whole;
+        job.first = first;
+        job.end = end;
+        gather_add(g, &job);
+    }
+}
+
+static uint8_t *host_row(const struct gather *g, const struct sequence *s, uint32_t head, uint32_t position)
+{
+    uint32_t block = s->record->block[position / BLOCK_TOKENS];
+    return blocks_rows(g->blocks, block) + layout_row_at(&g->blocks->layout, head, position % BLOCK_TOKENS);
+}
+
+struct slot_place {
+    uint32_t slab;
+    uint64_t at; /* within the slab */
+};
+
+static struct slot_place slot_place(const struct gather *g, uint32_t head, uint32_t slot)
+{
+    uint64_t unit = (uint64_t)head * g->slots + slot;
+    return (struct slot_place){(uint32_t)(unit / g->units_per_slab),
+                               unit % g->units_per_slab * g->blocks->layout.piece_bytes};
+}
+
+static uint8_t *slot_piece(const struct gather *g, const struct sequence *s, uint32_t layer,
+                           struct slot_place p)
+{
+    return g->device->base + s->slabs[(size_t)layer * s->slabs_max + p.slab] + p.at;
+}
+
+static uint8_t *page_piece(const struct gather *g, const struct gather_job *job, uint32_t layer,
+                           uint32_t head, uint32_t position)
+{
+    uint64_t page = job->pages[(size_t)(layer - job->layer) * job->stride + position / BLOCK_TOKENS];
+    uint64_t piece = (uint64_t)head * BLOCK_TOKENS + position % BLOCK_TOKENS;
+    return g->device->base + page + piece * g->blocks->layout.piece_bytes;
+}
+
+static void run_rows(const struct gather *g, const struct gather_job *job)
+{
+    uint32_t piece = g->blocks->layout.piece_bytes;
+    for (uint32_t i = job->first; i < job->end; i++) {
+        const struct elastic_load *load = &job->loads[i];
+        const uint8_t *row = host_row(g, job->sequence, load->head, load->position);
+        struct slot_place place = slot_place(g, load->head, load->slot);
+        for (uint32_t l = job->layer; l < job->end_layer; l++)
+            memcpy(slot_piece(g, job->sequence, l, place), row + (uint64_t)l * piece, piece);
+    }
+}
+
+static void run_pages(const struct gather *g, const struct gather_job *job, bool back)
+{
+    uint32_t piece = g->blocks->layout.piece_bytes, heads = g->blocks->layout.row_heads;
+    for (uint32_t h = 0; h < heads; h++)
+        for (uint32_t p = job->first; p < job->end; p++) {
+            uint8_t *row = host_row(g, job->sequence, h, p);
+            for (uint32_t l = job->layer; l < job->end_layer; l++) {
+                uint8_t *host = row + (uint64_t)l * piece, *page = page_piece(g, job, l, h, p);
+                memcpy(back ? host : page, back ? page : host, piece);
+            }
+        }
+}
+
+static void run_back_slots(const struct gather *g, const struct gather_job *job)
+{
+    const struct kv_layout *layout = &g->blocks->layout;
+    const struct elastic *e = &job->sequence->elastic;
+    uint32_t piece = layout->piece_bytes;
+    for (uint32_t l = job->layer; l < job->end_layer; l++) {
+        uint32_t group = layout_group_of(layout, l);
+        for (uint32_t h = 0; h < layout->row_heads; h++) {
+            uint32_t slot = elastic_head(e, group, h)->slot_of[job->first];
+            const uint8_t *from = slot_piece(g, job->sequence, l, slot_place(g, h, slot));
+            memcpy(host_row(g, job->sequence, h, job->first) + (uint64_t)l * piece, from, piece);
+        }
+    }
+}
+
+static void run_move(const struct gather *g, const struct gather_job *job)
+{
+    const struct elastic_head *h = elastic_head(&job->sequence->elastic, job->group, job->head);
+    for (uint32_t slot = 0; slot < h->used; slot++) {
+        struct slot_place place = slot_place(g, job->head, slot);
+        for (uint32_t l = job->layer; l < job->end_layer; l++)
+            memcpy(slot_piece(g, job->sequence, l, place),
+                   page_piece(g, job, l, job->head, h->position_of[slot]), g->blocks->layout.piece_bytes);
+    }
+}
+
+static void run_job(void *arg, int index, int thread)
+{
+    (void)thread;
+    const struct gather *g = arg;
+    const struct gather_job *job = &g->jobs[index];
+    switch (job->kind) {
+    case GATHER_ROWS:
+        run_rows(g, job);
+        break;
+    case GATHER_PAGES:
+    case GATHER_BACK_PAGES:
+        run_pages(g, job, job->kind == GATHER_BACK_PAGES);
+        break;
+    case GATHER_BACK_SLOTS:
+        run_back_slots(g, job);
+        break;
+    case GATHER_MOVE:
+        run_move(g, job);
+        break;
+    }
+}
+
+void gather_run(struct gather *g)
+{
+    pool_run(g->pool, (int)g->count, run_job, g);
+    g->count = 0;
+}
+
+void gather_poison(const struct gather *g, const struct sequence *s, const struct elastic_loads *loads,
+                   const uint32_t range[3])
+{
+    const struct kv_layout *layout = &g->blocks->layout;
+    for (uint32_t i = range[0]; i < loads->count; i++) {
+        const struct elastic_load *load = &loads->at[i];
+        uint32_t first = max_u32(range[1], layout->group_first_layer[load->group]);
+        uint32_t end = min_u32(range[2], layout->group_first_layer[load->group + 1]);
+        for (uint32_t l = first; l < end; l++)
+            memset(slot_piece(g, s, l, slot_place(g, load->head, load->slot)), 0xff, layout->piece_bytes);
+    }
+}

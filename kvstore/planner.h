@@ -1,0 +1,172 @@
+/* The planner: everything the store knows and decides, behind calls that need no socket and no thread.
+ *
+ * One owner: the thread that calls it (worker.c in the daemon, the test itself in tests). planner_advance
+ * does what can be done now and says what it waits for; nothing in here blocks except copies of rows.
+ *
+ *   planner.c    attach, open, close, resume, sets        step.c       the state machine of one step
+ *   residency.c  which layers are on the device           adopt.c      an arena left by another process */
+#ifndef KVSTORE_PLANNER_H
+#define KVSTORE_PLANNER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/pool.h"
+#include "kvstore/gather.h"
+#include "kvstore/tables.h"
+#include "proto/msg.h"
+
+#define PLANNER_ORPHAN_NS (60 * CLOCK_S) /* a dead decoder's sequences are kept for so long */
+
+struct planner_options {
+    uint64_t device_bytes, host_bytes;
+    uint32_t sequences; /* live at a time */
+    uint32_t slots;     /* of one (sequence, group, row head); 0: 1.5 x the sequence's budget */
+    uint32_t budget;    /* largest that a sequence may ask for; 0: the context */
+    int threads;
+    bool no_elastic, no_prefix, no_offload, poison;
+};
+
+struct planner_events { /* called from inside planner calls */
+    void *arg;
+    void (*reselect)(void *arg, uint64_t sequence, uint32_t step);
+    void (*closed)(void *arg, uint64_t request, const struct msg_closed *closed);
+    void (*broken)(void *arg, const char *why); /* the decoder broke the rules; every wait was aborted */
+};
+
+enum step_state {
+    STEP_IDLE,     /* waits for STEP_POSTED */
+    STEP_SETS,     /* sparse: waits for TOPK */
+    STEP_STAGED,   /* dense: offloaded runs go through staging; waits for RUN_CONSUMED */
+    STEP_WRITTEN,  /* waits for KV_WRITTEN */
+    STEP_CONSUMED, /* waits for STEP_CONSUMED */
+};
+
+struct step_part {             /* one entry of the step in flight */
+    struct sequence *sequence; /* NULL: refused */
+    uint32_t index, position, count, token_at;
+    int32_t status;
+    struct sequence *leaving; /* closed before its set came; its memory is kept until the step is consumed */
+};
+
+struct step {
+    enum step_state state;
+    uint32_t step; /* in flight, or else the next one */
+    uint32_t kind, selection, early_layers;
+    uint32_t parts;
+    struct step_part part[LIMIT_SEQUENCES];
+    uint32_t runs_raised;  /* ROWS_READY of runs [0, runs_raised) has been raised */
+    uint32_t runs_written; /* dense: staged rows of runs below are back in the arena */
+    bool phase_out[2];
+    uint32_t staged_at[LIMIT_SEQUENCES]; /* first staging page of each part */
+    struct step_record record;           /* private copy */
+};
+
+struct residency {
+    uint32_t runs, resident;    /* of the model; resident in the version in use */
+    uint32_t version, proposed; /* in use, and proposed last */
+    uint32_t runs_of[64];       /* resident runs of version v at v % 64 */
+    uint32_t returning;         /* runs being filled for; 0: none */
+    int32_t forced;             /* tests: that many runs, whatever memory says; -1: by memory */
+    uint32_t staging_pages;     /* of one layer and buffer */
+    uint32_t staging_slabs;     /* both buffers, all layers of a run */
+    uint64_t *staging;          /* [2][layer of a run][staging_pages] places; NULL: not taken */
+    uint64_t *staging_slab;     /* [staging_slabs] */
+    uint32_t staging_layers;
+};
+
+struct planner_totals { /* since the start */
+    uint64_t steps_dense, steps_sparse, steps_record, sets, sets_refused, opened, refused, closed;
+    uint64_t offloads, returns, blocks_evicted, reused_tokens, prompt_tokens;
+    struct kv_counters counters; /* of closed sequences */
+    int64_t plan_ns, gather_ns;
+};
+
+struct planner {
+    struct planner_options options;
+    struct planner_events events;
+    uint64_t epoch; /* of this store */
+    struct kv_layout layout;
+    struct blocks blocks;
+    struct prefix prefix;
+    struct device device;
+    struct pool *pool;
+    struct gather gather;
+    bool attached; /* a decoder is there: the fields down to `step` are valid */
+    bool broken;   /* it broke the rules: nothing is done for it until it is gone */
+    uint64_t decoder_epoch;
+    struct segment control;
+    struct control_header *flags; /* of the control segment: for its flags alone */
+    struct tables tables;
+    struct sequence_params params;
+    struct residency residency;
+    struct step step;
+    struct sequence sequences[LIMIT_SEQUENCES];
+    struct planner_totals totals;
+};
+
+/* `arena_fd`: an inherited arena (taken when it can be used, else left to the caller), or -1.
+ * `ret_adopted` tells which; when it could not be used *ret_why says why and a fresh arena was made. */
+int planner_create(struct planner **ret, const struct planner_options *options,
+                   const struct kv_layout *layout, const struct planner_events *events, struct err *err);
+int planner_create_adopting(struct planner **ret, const struct planner_options *options,
+                            const struct kv_layout *layout, const struct planner_events *events, int arena_fd,
+                            struct err *why);
+void planner_free(struct planner **planner);
+
+/* Makes a control segment for a decoder. -EBUSY while another is attached; -ENOMEM. */
+int planner_attach(struct planner *planner, uint64_t decoder_epoch, struct err *err);
+
+/* The decoder is gone: waits are broken, the step in flight is void, its sequences wait for a RESUME. */
+void planner_detach(struct planner *planner, int64_t now_ns);
+
+/* 0 and *ret_grant; -EEXIST, -EINVAL; -E2BIG: can never fit; -ENOSPC: does not fit now. One line with
+ * numbers. */
+int planner_open(struct planner *planner, const struct msg_open *open, struct msg_grant *ret_grant,
+                 struct err *err);
+
+/* `events.closed` follows, at once or when the step that names the sequence is consumed. -ENOENT. */
+int planner_close(struct planner *planner, uint64_t id, uint64_t request);
+
+/* Ids in ret_resumed->tokens are the caller's to free with mem_free. -ENOENT. */
+int planner_resume(struct planner *planner, uint64_t id, struct msg_resumed *ret_resumed, struct err *err);
+
+uint32_t planner_prefix(const struct planner *planner, const struct msg_prefix *query);
+void planner_topk(struct planner *planner, const struct msg *msg);
+
+/* Does all that can be done now. Returns whether work that needs no event is left (filling pages, touching
+ * memory): call planner_idle then, between events. */
+void planner_advance(struct planner *planner);
+bool planner_idle(struct planner *planner, int64_t now_ns);
+
+/* The flag that the step in flight waits for and that rings no doorbell; NULL when it waits for none. */
+struct control_flag *planner_waits_for(struct planner *planner, uint32_t *ret_step);
+
+/* Tests: propose that exactly `runs` runs are resident, or -1: by memory again. */
+void planner_force(struct planner *planner, int32_t runs);
+
+/* ---- shared by the planner's files ---- */
+
+static inline struct control_flag *planner_flag(struct planner *p, unsigned flag)
+{
+    return (struct control_flag *)((uint8_t *)p->flags + p->tables.header.flags_at) + flag;
+}
+
+void planner_add_counters(struct kv_counters *sum, const struct kv_counters *counters);
+void planner_break(struct planner *planner, const char *why);
+void planner_finish_close(struct planner *planner, struct sequence *sequence);
+
+/* Makes a waiting next set known to the tables' side: stages or commits it as far as the step in flight
+ * allows. */
+void planner_settle(struct planner *planner, struct sequence *sequence);
+
+/* Gathers all loads and fills of a sequence in all offloaded layers and counts them. */
+void planner_gather_all(struct planner *planner, struct sequence *sequence);
+/* Adds jobs for loads and fills in layers [layer, end), counting their bytes. */
+void planner_gather_layers(struct planner *planner, struct sequence *sequence, uint32_t layer, uint32_t end);
+/* Counts rows of loads and fills and forgets them. */
+void planner_gather_done(struct planner *planner, struct sequence *sequence);
+
+#endif

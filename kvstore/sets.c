@@ -1,0 +1,188 @@
+/* Selections as they arrive: whose they are, when they may be used, and the rows that they ask for. Owner:
+ * the planner thread; merges run on its pool, one sequence a body. */
+#include <errno.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "kvstore/planner.h"
+#include "kvstore/residency.h"
+#include "kvstore/step.h"
+
+void planner_gather_layers(struct planner *p, struct sequence *s, uint32_t layer, uint32_t end)
+{
+    uint32_t range[3] = {0, layer, end};
+    if (p->options.poison) {
+        gather_poison(&p->gather, s, &s->elastic.loads, range);
+        gather_poison(&p->gather, s, &s->elastic.fills, range);
+    }
+    s->counters.bytes_loaded += gather_rows(&p->gather, s, &s->elastic.loads, range);
+    s->counters.bytes_filled += gather_rows(&p->gather, s, &s->elastic.fills, range);
+}
+
+void planner_gather_done(struct planner *p, struct sequence *s)
+{
+    (void)p;
+    struct elastic *e = &s->elastic;
+    s->counters.rows_loaded += e->loads.count;
+    s->counters.rows_filled += e->fills.count;
+    s->loaded += e->loads.count + e->fills.count;
+    e->loads.count = e->fills.count = 0;
+}
+
+void planner_gather_all(struct planner *p, struct sequence *s)
+{
+    if (s->elastic.loads.count + s->elastic.fills.count == 0)
+        return;
+    int64_t from = clock_now_ns();
+    planner_gather_layers(p, s, residency_layers(p), p->layout.layers);
+    gather_run(&p->gather);
+    planner_gather_done(p, s);
+    p->totals.gather_ns += clock_now_ns() - from;
+}
+
+struct arrival { /* one entry of a TOPK */
+    struct sequence *sequence;
+    struct elastic_set set;
+    int result;
+};
+
+static void refuse(struct planner *p, uint64_t sequence, uint32_t step)
+{
+    p->totals.sets_refused++;
+    if (p->events.reselect)
+        p->events.reselect(p->events.arg, sequence, step);
+}
+
+static uint32_t set_positions(const struct planner *p, const struct elastic_set *set)
+{
+    uint32_t n = 0, lists = p->layout.groups * p->layout.selection_heads;
+    for (uint32_t i = 0; i < 2 * lists; i++)
+        n += set->counts[i];
+    return n;
+}
+
+/* Only the newest waits: what a difference before it would have led to is found out when its turn comes. */
+static void put_aside(const struct planner *p, struct sequence *s, const struct elastic_set *set)
+{
+    sequence_pending_free(&s->pending);
+    uint32_t lists = p->layout.groups * p->layout.selection_heads, n = set_positions(p, set);
+    struct sequence_topk *pending = mem_alloc(1, sizeof *pending);
+    pending->set = *set;
+    pending->counts = mem_alloc(2ull * lists, sizeof *pending->counts);
+    pending->positions = mem_alloc(n, sizeof *pending->positions);
+    memcpy(pending->counts, set->counts, 2ull * lists * sizeof *pending->counts);
+    memcpy(pending->positions, set->positions, n * sizeof *pending->positions);
+    pending->set.counts = pending->counts;
+    pending->set.positions = pending->positions;
+    s->pending = pending;
+}
+
+/* Whether the next set may replace the one in use: no step reads it, and none that is to come will ask for
+ * it. */
+static bool may_commit(const struct sequence *s)
+{
+    const struct elastic *e = &s->elastic;
+    return !s->in_step && e->next_position < s->next && e->next_limit <= s->committed;
+}
+
+static void receive_pending(struct planner *p, struct sequence *s)
+{
+    struct sequence_topk *pending = s->pending;
+    s->pending = NULL;
+    if (elastic_receive(&s->elastic, &pending->set) < 0)
+        refuse(p, s->id, pending->set.step);
+    sequence_pending_free(&pending);
+}
+
+void planner_settle(struct planner *p, struct sequence *s)
+{
+    struct elastic *e = &s->elastic;
+    for (;;) {
+        if (e->next == ELASTIC_NONE && s->pending)
+            receive_pending(p, s);
+        if (e->next == ELASTIC_NONE || !may_commit(s))
+            break;
+        elastic_commit(e, &s->counters);
+        planner_gather_all(p, s);
+    }
+    if (e->next == ELASTIC_RECEIVED && e->next_limit <= s->committed) {
+        elastic_stage(e);
+        planner_gather_all(p, s);
+    }
+}
+
+static void receive_one(void *arg, int index, int thread)
+{
+    (void)thread;
+    struct arrival *a = (struct arrival *)arg + index;
+    if (a->sequence && a->sequence->elastic.next == ELASTIC_NONE && !a->sequence->pending)
+        a->result = elastic_receive(&a->sequence->elastic, &a->set);
+}
+
+/* The sequence that an entry names, if its sender may speak of it. */
+static struct sequence *entry_sequence(struct planner *p, const struct msg_topk_entry *e)
+{
+    if (!p->attached || p->broken || e->index >= p->options.sequences)
+        return NULL;
+    struct sequence *s = &p->sequences[e->index];
+    return s->record && s->attached && s->id == e->sequence && s->budget && !s->failed ? s : NULL;
+}
+
+/* Splits the message into entries; one sequence twice would be merged by two threads at once. */
+static void split(struct planner *p, const struct msg *msg, struct arrival *arrivals)
+{
+    const struct msg_topk *t = &msg->topk;
+    uint32_t lists = p->layout.groups * p->layout.selection_heads;
+    const uint32_t *counts = t->counts.at, *positions = t->positions.at;
+    for (uint32_t i = 0; i < t->entry_count; i++) {
+        const struct msg_topk_entry *e = &t->entries[i];
+        struct arrival *a = &arrivals[i];
+        *a = (struct arrival){.sequence = entry_sequence(p, e),
+                              .result = 1,
+                              .set = {.step = (uint32_t)msg->id,
+                                      .base_step = e->base_step,
+                                      .limit = e->limit,
+                                      .position = e->position,
+                                      .mass = e->mass,
+                                      .counts = counts,
+                                      .positions = positions}};
+        for (uint32_t j = 0; j < i; j++)
+            if (arrivals[j].sequence == a->sequence)
+                a->sequence = NULL;
+        positions += set_positions(p, &a->set);
+        counts += 2ull * lists;
+    }
+}
+
+void planner_topk(struct planner *p, const struct msg *msg)
+{
+    const struct msg_topk *t = &msg->topk;
+    planner_advance(
+        p); /* what these sets were made from may rest on flags that are raised but not seen yet */
+    if (t->groups != p->layout.groups || t->selection_heads != p->layout.selection_heads ||
+        t->entry_count > LIMIT_SEQUENCES) {
+        p->totals.sets_refused++;
+        return;
+    }
+    struct arrival arrivals[LIMIT_SEQUENCES];
+    split(p, msg, arrivals);
+    int64_t from = clock_now_ns();
+    pool_run(p->pool, (int)t->entry_count, receive_one, arrivals);
+    p->totals.plan_ns += clock_now_ns() - from;
+    for (uint32_t i = 0; i < t->entry_count; i++) {
+        struct arrival *a = &arrivals[i];
+        p->totals.sets++;
+        if (!a->sequence || a->result < 0)
+            refuse(p, t->entries[i].sequence, (uint32_t)msg->id);
+        else if (a->result > 0)
+            put_aside(p, a->sequence, &a->set);
+    }
+    planner_advance(p); /* a step that waited for just this goes first */
+    for (uint32_t i = 0; i < t->entry_count; i++)
+        if (arrivals[i].sequence && arrivals[i].sequence->record == NULL)
+            arrivals[i].sequence = NULL; /* closed by what advanced */
+        else if (arrivals[i].sequence)
+            planner_settle(p, arrivals[i].sequence);
+}

@@ -1,0 +1,14 @@
+/* The head of a model for which none was given: cut from the model once, kept in the user's cache. */
+#ifndef LAUNCH_HEAD_CACHE_H
+#define LAUNCH_HEAD_CACHE_H
+
+#include <limits.h>
+
+#include "base/err.h"
+#include "model/model.h"
+
+/* $XDG_CACHE_HOME/specontext/heads/FINGERPRINT.safetensors (or below ~/.cache), made when it is missing or
+ * does not fit the model. Concurrent callers are safe: each writes a file of its own and renames it. */
+int head_cache_get(const struct model *model, char ret_path[PATH_MAX], struct err *err);
+
+#endif

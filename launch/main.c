@@ -1,0 +1,98 @@
+/* The command line: finds the sub-command and hands over. */
+#include <stdio.h>
+#include <string.h>
+
+#include "launch/head.h"
+#include "launch/inspect.h"
+#include "launch/plan.h"
+#include "launch/run.h"
+#include "launch/status.h"
+#include "launch/tokenize.h"
+
+struct command {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *text;
+};
+
+static int help_main(int argc, char **argv);
+static int version_main(int argc, char **argv);
+
+static const struct command commands[] = {
+    {"run", run_main, "answer a prompt, or many, with daemons that it starts and ends"},
+    {"status", status_main, "ask running daemons how they are"},
+    {"plan", plan_main, "how much memory a load needs, and when layers have to be offloaded"},
+    {"inspect", inspect_main, "what a model is, and whether it fits"},
+    {"head", head_main, "make and inspect retrieval heads"},
+    {"tokenize", tokenize_main, "text to token ids"},
+    {"detokenize", detokenize_main, "token ids to text"},
+    {"help", help_main, "this text, or that of a command"},
+    {"version", version_main, "the version"},
+};
+
+static const struct command *find_command(const char *name)
+{
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+        if (!strcmp(commands[i].name, name))
+            return &commands[i];
+    return NULL;
+}
+
+static void print_help(FILE *to)
+{
+    fputs("Usage: specontext COMMAND [options]\n"
+          "\n"
+          "Long-context LLM inference whose KV cache lives in host memory.\n"
+          "\n"
+          "Commands\n",
+          to);
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+        fprintf(to, "  %-12s%s\n", commands[i].name, commands[i].text);
+    fputs("\nspecontext COMMAND --help tells a command's options.\n", to);
+}
+
+static int unknown_command(const char *name)
+{
+    fprintf(stderr, "specontext: unknown command '%s'; specontext help lists them\n", name);
+    return 2;
+}
+
+static int help_main(int argc, char **argv)
+{
+    if (argc < 2) {
+        print_help(stdout);
+        return 0;
+    }
+    const struct command *command = find_command(argv[1]);
+    if (!command)
+        return unknown_command(argv[1]);
+    if (command->run == help_main || command->run == version_main) {
+        print_help(stdout);
+        return 0;
+    }
+    char *args[] = {argv[1], (char[]){"--help"}, NULL};
+    return command->run(2, args);
+}
+
+static int version_main(int argc, char **argv)
+{
+    (void)argc;
+    (void)argv;
+    printf("specontext %s\n", SPECONTEXT_VERSION);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2) {
+        print_help(stderr);
+        return 2;
+    }
+    const char *name = argv[1];
+    if (!strcmp(name, "--help") || !strcmp(name, "-h"))
+        name = "help";
+    else if (!strcmp(name, "--version"))
+        name = "version";
+    const struct command *command = find_command(name);
+    return command ? command->run(argc - 1, argv + 1) : unknown_command(name);
+}

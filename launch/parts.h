@@ -1,0 +1,22 @@
+/* The command lines of the three daemons of a run. */
+#ifndef LAUNCH_PARTS_H
+#define LAUNCH_PARTS_H
+
+#include <stdint.h>
+
+#include "base/err.h"
+#include "launch/run_options.h"
+#include "launch/supervise.h"
+
+struct parts_plan {
+    const struct run_options *options;
+    const char *head;   /* path */
+    uint32_t sequences; /* that run at the same time */
+    uint32_t budget;    /* largest that will be asked for */
+};
+
+/* Starts store, retriever and decoder. Cores are divided so: all to the decoder, half to each of the others,
+ * since they work in turns. */
+int parts_start(struct supervise *supervise, const struct parts_plan *plan, struct err *err);
+
+#endif

@@ -1,0 +1,365 @@
+/* The options of `specontext run`: table, defaults, and what must hold between them. No state. */
+#include "launch/run_options.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "launch/options.h"
+#include "proto/control.h"
+#include "proto/limits.h"
+
+#define AT(field) .at = offsetof(struct run_options, field)
+
+#define PROMPT    "Model and prompt"
+#define ATTENTION "Attention"
+#define MEMORY    "Memory"
+#define SAMPLING  "Sampling"
+#define PROGRAM   "Program"
+
+/* clang-format off: a table reads best as rows */
+static const struct option_entry table[] = {
+    {.name = "model",
+     .letter = 'm',
+     .kind = OPTION_TEXT,
+     AT(model),
+     .argument = "FILE",
+     .group = PROMPT,
+     .text = "the model, a GGUF file"},
+    {.name = "head",
+     .letter = 'H',
+     .kind = OPTION_TEXT,
+     AT(head),
+     .argument = "FILE",
+     .group = PROMPT,
+     .text = "the retrieval head; without it one is cut from the model and kept in the cache"},
+    {.name = "prompt",
+     .letter = 'p',
+     .kind = OPTION_TEXT,
+     AT(prompt),
+     .argument = "TEXT",
+     .group = PROMPT,
+     .text = "the prompt; follows the text of --file"},
+    {.name = "file",
+     .letter = 'f',
+     .kind = OPTION_TEXT,
+     AT(file),
+     .argument = "FILE",
+     .group = PROMPT,
+     .text = "a file with the prompt, or its first part; -: standard input"},
+    {.name = "prompts",
+     .kind = OPTION_TEXT,
+     AT(prompts),
+     .argument = "FILE",
+     .group = PROMPT,
+     .text = "many prompts, one JSON string a line, run as one batch"},
+    {.name = "predict",
+     .letter = 'n',
+     .kind = OPTION_UINT,
+     AT(tokens),
+     .argument = "N",
+     .initial = "256",
+     .least = 0,
+     .most = LIMIT_CONTEXT,
+     .group = PROMPT,
+     .text = "most tokens to generate"},
+    {.name = "ctx-size",
+     .letter = 'c',
+     .kind = OPTION_UINT,
+     AT(context),
+     .argument = "N",
+     .initial = "0",
+     .least = 0,
+     .most = LIMIT_CONTEXT,
+     .group = PROMPT,
+     .text = "positions of a sequence; 0: as the model was made"},
+    {.name = "chat",
+     .kind = OPTION_FLAG,
+     AT(chat),
+     .group = PROMPT,
+     .text = "put the prompt into the model's chat template"},
+    {.name = "system",
+     .kind = OPTION_TEXT,
+     AT(system),
+     .argument = "TEXT",
+     .group = PROMPT,
+     .text = "the system message, with --chat"},
+    {.name = "ignore-eos",
+     .kind = OPTION_FLAG,
+     AT(ignore_eos),
+     .group = PROMPT,
+     .text = "go on after the model's end of text"},
+    {.name = "attention",
+     .kind = OPTION_CHOICE,
+     AT(attention),
+     .argument = "KIND",
+     .initial = "sparse",
+     .choices = "sparse|full",
+     .group = ATTENTION,
+     .text = "read what the head picked, or everything"},
+    {.name = "budget",
+     .kind = OPTION_UINT,
+     AT(budget),
+     .argument = "N",
+     .initial = "1024",
+     .least = 2,
+     .most = LIMIT_CONTEXT,
+     .group = ATTENTION,
+     .text = "positions attended, sinks and window included"},
+    {.name = "sinks",
+     .kind = OPTION_UINT,
+     AT(sinks),
+     .argument = "N",
+     .initial = "4",
+     .least = 0,
+     .most = LIMIT_CONTEXT,
+     .group = ATTENTION,
+     .text = "first positions, always attended"},
+    {.name = "window",
+     .kind = OPTION_UINT,
+     AT(window),
+     .argument = "N",
+     .initial = "64",
+     .least = 0,
+     .most = LIMIT_CONTEXT,
+     .group = ATTENTION,
+     .text = "last positions, always attended"},
+    {.name = "selection",
+     .kind = OPTION_CHOICE,
+     AT(selection),
+     .argument = "MODE",
+     .initial = "current",
+     .choices = "current|previous|mixed",
+     .group = ATTENTION,
+     .text = "the token that a selection is made from"},
+    {.name = "pool",
+     .kind = OPTION_CHOICE,
+     AT(pool),
+     .argument = "KIND",
+     .initial = "head",
+     .choices = "head|max|mean",
+     .group = ATTENTION,
+     .text = "how query heads share a selection"},
+    {.name = "device-memory",
+     .kind = OPTION_SIZE,
+     AT(device_memory),
+     .argument = "SIZE",
+     .initial = "0",
+     .group = MEMORY,
+     .text = "the KV cache's device memory; 0: 256M"},
+    {.name = "host-memory",
+     .kind = OPTION_SIZE,
+     AT(host_memory),
+     .argument = "SIZE",
+     .initial = "0",
+     .group = MEMORY,
+     .text = "the KV cache's host memory; 0: half of the machine's"},
+    {.name = "slots",
+     .kind = OPTION_UINT,
+     AT(slots),
+     .argument = "N",
+     .initial = "0",
+     .least = 0,
+     .most = LIMIT_CONTEXT,
+     .group = MEMORY,
+     .text = "rows of an offloaded layer on the device, a head; 0: 1.5 budgets"},
+    {.name = "sequences",
+     .kind = OPTION_UINT,
+     AT(sequences),
+     .argument = "N",
+     .initial = "0",
+     .least = 0,
+     .most = LIMIT_SEQUENCES,
+     .group = MEMORY,
+     .text = "prompts that run at the same time; 0: up to 32"},
+    {.name = "no-elastic",
+     .kind = OPTION_FLAG,
+     AT(no_elastic),
+     .group = MEMORY,
+     .text = "load every selection whole, at each step"},
+    {.name = "no-prefix",
+     .kind = OPTION_FLAG,
+     AT(no_prefix),
+     .group = MEMORY,
+     .text = "do not start from KV of an equal beginning"},
+    {.name = "no-offload",
+     .kind = OPTION_FLAG,
+     AT(no_offload),
+     .group = MEMORY,
+     .text = "keep every layer on the device"},
+    {.name = "temp",
+     .kind = OPTION_FLOAT,
+     AT(temperature),
+     .argument = "T",
+     .initial = "0",
+     .least = 0,
+     .group = SAMPLING,
+     .text = "temperature; 0: always the likeliest token"},
+    {.name = "top-k",
+     .kind = OPTION_UINT,
+     AT(top_k),
+     .argument = "N",
+     .initial = "40",
+     .least = 0,
+     .group = SAMPLING,
+     .text = "only the N likeliest; 0: all"},
+    {.name = "top-p",
+     .kind = OPTION_FLOAT,
+     AT(top_p),
+     .argument = "P",
+     .initial = "0.95",
+     .least = 0,
+     .most = 1,
+     .group = SAMPLING,
+     .text = "only the likeliest of this joint probability"},
+    {.name = "min-p",
+     .kind = OPTION_FLOAT,
+     AT(min_p),
+     .argument = "P",
+     .initial = "0.05",
+     .least = 0,
+     .most = 1,
+     .group = SAMPLING,
+     .text = "only those of this share of the likeliest's probability"},
+    {.name = "repeat-penalty",
+     .kind = OPTION_FLOAT,
+     AT(repeat_penalty),
+     .argument = "X",
+     .initial = "1",
+     .least = 0,
+     .group = SAMPLING,
+     .text = "divides the logits of what came before; 1: off"},
+    {.name = "presence-penalty",
+     .kind = OPTION_FLOAT,
+     AT(presence_penalty),
+     .argument = "X",
+     .initial = "0",
+     .least = -100,
+     .most = 100,
+     .group = SAMPLING,
+     .text = "subtracted once from what came before"},
+    {.name = "frequency-penalty",
+     .kind = OPTION_FLOAT,
+     AT(frequency_penalty),
+     .argument = "X",
+     .initial = "0",
+     .least = -100,
+     .most = 100,
+     .group = SAMPLING,
+     .text = "subtracted for each time it came before"},
+    {.name = "repeat-last-n",
+     .kind = OPTION_UINT,
+     AT(repeat_last_n),
+     .argument = "N",
+     .initial = "64",
+     .least = 0,
+     .most = LIMIT_CONTEXT,
+     .group = SAMPLING,
+     .text = "tokens that penalties look back over"},
+    {.name = "seed",
+     .letter = 's',
+     .kind = OPTION_INT64,
+     AT(seed),
+     .argument = "N",
+     .initial = "-1",
+     .least = -1,
+     .group = SAMPLING,
+     .text = "seed of the random choices; -1: a new one"},
+    {.name = "report",
+     .kind = OPTION_TEXT,
+     AT(report),
+     .argument = "FILE",
+     .group = PROGRAM,
+     .text = "write figures and text as JSON"},
+    {.name = "cores",
+     .kind = OPTION_UINT,
+     AT(cores),
+     .argument = "N",
+     .initial = "0",
+     .least = 0,
+     .most = 1024,
+     .group = PROGRAM,
+     .text = "cores to use, divided among the parts; 0: all"},
+    {.name = "runtime",
+     .kind = OPTION_TEXT,
+     AT(runtime),
+     .argument = "DIR",
+     .group = PROGRAM,
+     .text = "directory of the sockets; without it a private one"},
+    {.name = "log",
+     .kind = OPTION_CHOICE,
+     AT(log),
+     .argument = "LEVEL",
+     .initial = "warn",
+     .choices = "error|warn|info|debug",
+     .group = PROGRAM,
+     .text = "what the parts tell on standard error"},
+    {.name = "poison", .kind = OPTION_FLAG, AT(poison), .text = "fill free places with NaN"},
+    {0}};
+/* clang-format on */
+
+_Static_assert(LOG_LEVEL_ERROR == 0 && LOG_LEVEL_WARN == 1 && LOG_LEVEL_INFO == 2 && LOG_LEVEL_DEBUG == 3,
+               "order of --log");
+_Static_assert(SELECTION_CURRENT == 0 && SELECTION_PREVIOUS == 1 && SELECTION_MIXED == 2,
+               "order of --selection");
+
+/* Rules between options; each names the option that is to change. */
+static int check(const struct run_options *o, struct err *err)
+{
+    if (!o->model)
+        return err_set(err, -EINVAL, "--model is missing");
+    if (!o->prompt && !o->file && !o->prompts)
+        return err_set(err, -EINVAL, "--prompt, --file or --prompts is missing");
+    if (o->prompts && (o->prompt || o->file))
+        return err_set(err, -EINVAL, "--prompts: not together with --prompt or --file");
+    if (o->system && !o->chat)
+        return err_set(err, -EINVAL, "--system: only with --chat");
+    uint64_t pinned = (uint64_t)o->sinks + o->window + 1;
+    if (o->attention == RUN_SPARSE && o->budget <= pinned)
+        return err_set(err, -EINVAL,
+                       "--budget: found %u, expected more than sinks + window + the token itself (%llu)",
+                       o->budget, (unsigned long long)pinned);
+    if (o->context == 1)
+        return err_set(err, -EINVAL, "--ctx-size: found 1, expected 0 or at least 2");
+    return 0;
+}
+
+int run_options_parse(int argc, char **argv, struct run_options *ret_options, struct err *err)
+{
+    *ret_options = (struct run_options){0};
+    int r = options_parse(table, argc, argv, ret_options, err);
+    return r ? r : check(ret_options, err);
+}
+
+void run_options_help(FILE *to)
+{
+    fputs("Usage: specontext run -m MODEL (-p TEXT | -f FILE | --prompts FILE) [options]\n"
+          "\n"
+          "Answers a prompt: text goes to standard output, progress and timings to standard error.\n"
+          "Exit code: 0 done, 1 failed, 2 wrong options, 130 interrupted.\n",
+          to);
+    options_help(table, to);
+}
+
+const char *run_options_selection_name(const struct run_options *options)
+{
+    static const char *const names[] = {"current", "previous", "mixed"};
+    return names[options->selection];
+}
+
+const char *run_options_attention_name(const struct run_options *options)
+{
+    return options->attention == RUN_FULL ? "full" : "sparse";
+}
+
+const char *run_options_pool_name(const struct run_options *options)
+{
+    static const char *const names[] = {NULL, "max", "mean"};
+    return names[options->pool];
+}
+
+const char *run_options_log_name(const struct run_options *options)
+{
+    static const char *const names[] = {"error", "warn", "info", "debug"};
+    return names[options->log];
+}

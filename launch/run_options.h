@@ -1,0 +1,50 @@
+/* What `specontext run` may be asked for. The table in run_options.c is the one place that names, explains
+ * and bounds each option; README.md's list is its help. */
+#ifndef LAUNCH_RUN_OPTIONS_H
+#define LAUNCH_RUN_OPTIONS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "base/err.h"
+#include "base/log.h"
+
+enum run_attention { RUN_SPARSE, RUN_FULL };
+
+struct run_options {
+    const char *model, *head; /* paths; head NULL: made from the model and kept in the cache */
+    const char *prompt, *file, *prompts, *system; /* NULL: not given */
+    const char *report, *runtime;
+    bool chat;
+    bool ignore_eos;
+    uint32_t tokens; /* most to generate */
+
+    uint32_t attention; /* enum run_attention */
+    uint32_t selection; /* enum selection_mode */
+    uint32_t budget, sinks, window;
+    uint32_t pool; /* 0: as the head recommends, 1 max, 2 mean */
+
+    uint32_t context;                    /* 0: the model's */
+    uint64_t device_memory, host_memory; /* bytes; 0: the store's default */
+    uint32_t slots, sequences;           /* 0: default */
+    bool no_elastic, no_prefix, no_offload, poison;
+    uint32_t cores; /* 0: all that are online */
+    uint32_t log;   /* enum log_level, and the order of the option's choices */
+
+    float temperature, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty;
+    uint32_t top_k, repeat_last_n;
+    int64_t seed; /* -1: a random one */
+};
+
+/* 0; 1 when help was asked for; -EINVAL with one line that names the option. Strings lead into argv. */
+int run_options_parse(int argc, char **argv, struct run_options *ret_options, struct err *err);
+void run_options_help(FILE *to);
+
+/* "current", "sparse", "max": a choice's name as the option spells it. */
+const char *run_options_selection_name(const struct run_options *options);
+const char *run_options_attention_name(const struct run_options *options);
+const char *run_options_pool_name(const struct run_options *options); /* NULL: the head's */
+const char *run_options_log_name(const struct run_options *options);
+
+#endif

@@ -1,0 +1,383 @@
+/* Sockets and peers of the retriever; see endpoint.h. Owner: the loop thread, which blocks in epoll only.
+ *
+ * It passes the decoder's messages to the worker and the worker's answers to the store. One decoder at a
+ * time: a new one, or the same one greeting anew, voids all that was opened before. Answers that the store
+ * cannot take yet wait here, in order; when the store is lost they are void, and sets are sent whole to the
+ * next one. */
+#include "retriever/endpoint.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "link/bus.h"
+#include "link/runtime.h"
+
+enum {
+    PENDING = 128,         /* answers that wait for the store */
+    PART_BYTES = 16 << 20, /* of one TOPK, beyond which entries go into a further one */
+};
+
+struct endpoint {
+    struct loop *loop;
+    struct worker *worker;
+    const struct endpoint_identity *identity;
+    struct bus *bus;
+    struct bus_server *server;
+    struct bus_client *store;
+    struct bus_peer *decoder; /* the one that is served; NULL: none */
+    uint64_t decoder_number;  /* of its life; counts up */
+    int fd;                   /* the worker's, while it is watched */
+    int retry;                /* timer while the store's queue is full; -1: none */
+    struct worker_answer *pending[PENDING];
+    uint32_t pending_first, pending_count;
+    uint32_t part; /* entry of the first pending answer that comes next */
+    uint64_t dropped_topk, refused_tasks;
+};
+
+static void send_pending(void *arg);
+
+static void send_error(struct endpoint *s, uint64_t id, int code, const char *text)
+{
+    struct msg msg = {.kind = MSG_ERROR, .id = id, .error = {.code = code}};
+    snprintf(msg.error.text, sizeof msg.error.text, "%s", text);
+    log_debug("refused: id=%" PRIu64 " %s", id, text);
+    if (s->decoder && bus_reply(s->server, s->decoder, &msg) < 0)
+        log_warn("refusal not delivered: id=%" PRIu64 " %s", id, text);
+}
+
+/* ---- to the worker ---- */
+
+/* Of a message that the worker has no room for. An ERROR about a step has the id of the sequence, since a
+ * step is of many and each is refused by itself. */
+static void refuse_task(struct endpoint *s, const struct msg *msg)
+{
+    static const char text[] = "the retriever has too much to do";
+    s->refused_tasks++;
+    if (msg->kind == MSG_OPEN)
+        send_error(s, msg->id, -EAGAIN, text);
+    for (uint32_t i = 0; msg->kind == MSG_STEP && i < msg->step.entry_count; i++)
+        send_error(s, msg->step.entries[i].sequence, -EAGAIN, text);
+}
+
+/* Takes msg's memory. */
+static void put_task(struct endpoint *s, enum worker_kind kind, struct msg *msg)
+{
+    struct worker_task *task = mem_alloc(1, sizeof *task);
+    task->kind = kind;
+    task->decoder = s->decoder_number;
+    if (msg) {
+        task->msg = *msg;
+        msg->memory = NULL;
+    }
+    if (worker_put(s->worker, task) == 0)
+        return;
+    refuse_task(s, &task->msg);
+    worker_task_free(&task);
+}
+
+/* ---- the decoder ---- */
+
+static void drop_decoder(struct endpoint *s)
+{
+    s->decoder = NULL;
+    s->decoder_number++;
+    put_task(s, WORKER_NEW_DECODER, NULL);
+}
+
+static int check_hash(const char *what, struct hash128 found, struct hash128 expected, struct err *err)
+{
+    if (hash_equal(found, expected))
+        return 0;
+    return err_set(err, -EXDEV,
+                   "%s: found fingerprint %016" PRIx64 "%016" PRIx64 ", expected %016" PRIx64 "%016" PRIx64
+                   " as the retriever has",
+                   what, found.hi, found.lo, expected.hi, expected.lo);
+}
+
+static int check_number(const char *what, uint32_t found, uint32_t expected, struct err *err)
+{
+    if (found == expected)
+        return 0;
+    return err_set(err, -EXDEV, "%s: found %" PRIu32 ", expected %" PRIu32 " as the retriever has", what,
+                   found, expected);
+}
+
+/* What decoder and retriever must have in common. */
+static int check_peer(const struct msg_hello *own, const struct msg_hello *peer, struct err *err)
+{
+    const struct hash128 none = {0, 0};
+    int rc = 0;
+    if (!hash_equal(peer->tokenizer, none) && !hash_equal(own->tokenizer, none))
+        rc = check_hash("tokenizer", peer->tokenizer, own->tokenizer, err);
+    if (rc < 0 || !peer->has_layout)
+        return rc;
+    const struct kv_layout *a = &peer->layout, *b = &own->layout;
+    if ((rc = check_hash("model", a->model, b->model, err)) < 0 ||
+        (rc = check_number("layers", a->layers, b->layers, err)) < 0 ||
+        (rc = check_number("selection_heads", a->selection_heads, b->selection_heads, err)) < 0 ||
+        (rc = check_number("groups", a->groups, b->groups, err)) < 0)
+        return rc;
+    for (uint32_t g = 0; g <= a->groups && rc == 0; g++)
+        rc = check_number("group_first_layer", a->group_first_layer[g], b->group_first_layer[g], err);
+    return rc;
+}
+
+static int on_hello(void *arg, struct bus_peer *peer, const struct msg_hello *hello, struct err *err)
+{
+    struct endpoint *s = arg;
+    if (hello->role != ROLE_DECODER)
+        return 0;
+    int rc = check_peer(&s->identity->hello, hello, err);
+    if (rc < 0) {
+        log_warn("decoder refused: pid=%" PRIu32 " %s", hello->pid, err->text);
+        return rc;
+    }
+    drop_decoder(s);
+    s->decoder = peer;
+    log_info("decoder attached: pid=%" PRIu32, hello->pid);
+    return 0;
+}
+
+static void on_gone(void *arg, struct bus_peer *peer)
+{
+    struct endpoint *s = arg;
+    if (peer != s->decoder)
+        return;
+    log_warn("decoder gone: pid=%" PRIu32 ", its sequences are dropped", peer->pid);
+    drop_decoder(s);
+}
+
+static void on_message(void *arg, struct bus_peer *peer, struct msg *msg)
+{
+    struct endpoint *s = arg;
+    if (msg->kind == MSG_DRAIN) {
+        log_info("asked to drain");
+        loop_stop(s->loop, 0);
+    } else if (peer == s->decoder) {
+        put_task(s, WORKER_MESSAGE, msg);
+    } else {
+        struct msg error = {.kind = MSG_ERROR,
+                            .id = msg->id,
+                            .error = {.code = -ESTALE, .text = "another decoder has taken this one's place"}};
+        bus_reply(s->server, peer, &error);
+    }
+}
+
+static void send_refusals(struct endpoint *s, const struct worker_answer *answer)
+{
+    const struct selector_result *r = &answer->result;
+    if (answer->decoder != s->decoder_number)
+        return;
+    if (answer->err.code)
+        send_error(s, answer->id, answer->err.code, answer->err.text);
+    for (uint32_t i = 0; i < r->refusal_count; i++)
+        send_error(s, r->refusals[i].sequence, r->refusals[i].code, r->refusals[i].text);
+}
+
+/* ---- the store ---- */
+
+static void pop_pending(struct endpoint *s)
+{
+    worker_done(s->worker, &s->pending[s->pending_first]);
+    s->pending_first = (s->pending_first + 1) % PENDING;
+    s->pending_count--;
+    s->part = 0;
+}
+
+static void drop_pending(struct endpoint *s)
+{
+    for (; s->pending_count; s->dropped_topk++)
+        pop_pending(s);
+}
+
+static void set_retry(struct endpoint *s, bool wanted)
+{
+    if (wanted && s->retry < 0)
+        s->retry = loop_add_timer(s->loop, 2 * CLOCK_MS, send_pending, s);
+    if (!wanted && s->retry >= 0) {
+        loop_remove_timer(s->loop, s->retry);
+        s->retry = -1;
+    }
+}
+
+/* Sends what waits, in order, until the store's queue is full. */
+static void send_pending(void *arg)
+{
+    struct endpoint *s = arg;
+    int rc = 0;
+    while (s->pending_count && (rc != -EAGAIN && rc != -ENOTCONN)) {
+        const struct selector_result *r = &s->pending[s->pending_first]->result;
+        struct msg msg = {.kind = MSG_TOPK, .id = r->step};
+        uint32_t next = selector_result_part(r, s->part, PART_BYTES, &msg.topk);
+        rc = bus_send(s->store, &msg);
+        if (rc == 0) {
+            s->part = next;
+        } else if (rc != -EAGAIN && rc != -ENOTCONN) {
+            log_warn("selection of step %" PRIu32 " not sent: %s", r->step, strerror(-rc));
+            s->dropped_topk++;
+            s->part = r->entry_count;
+            put_task(s, WORKER_FORGET, NULL);
+        }
+        if (s->part == r->entry_count)
+            pop_pending(s);
+    }
+    set_retry(s, rc == -EAGAIN);
+}
+
+/* The answer stays here until it is sent. */
+static void take_answer(struct endpoint *s, struct worker_answer *answer)
+{
+    send_refusals(s, answer);
+    if (answer->decoder != s->decoder_number || answer->result.entry_count == 0) {
+        worker_done(s->worker, &answer);
+        return;
+    }
+    if (s->pending_count ==
+        PENDING) { /* what the store does not take any more cannot be told apart from a loss */
+        s->dropped_topk++;
+        worker_done(s->worker, &answer);
+        put_task(s, WORKER_FORGET, NULL);
+        return;
+    }
+    s->pending[(s->pending_first + s->pending_count++) % PENDING] = answer;
+}
+
+static void on_answers(void *arg, uint32_t events)
+{
+    struct endpoint *s = arg;
+    struct worker_answer *answer;
+    (void)events;
+    while ((answer = worker_take(s->worker)))
+        take_answer(s, answer);
+    send_pending(s);
+}
+
+static void on_welcome(void *arg, const struct msg_hello *hello, uint64_t epoch)
+{
+    struct endpoint *s = arg;
+    log_info("kvstore attached: pid=%" PRIu32 " epoch=%016" PRIx64, hello->pid, epoch);
+    send_pending(s);
+}
+
+static void on_lost(void *arg, const char *why)
+{
+    struct endpoint *s = arg;
+    log_warn("kvstore lost: %s; selections wait for the next one", why);
+    drop_pending(s);
+    set_retry(s, false);
+    put_task(s, WORKER_FORGET, NULL);
+}
+
+static void on_store_message(void *arg, struct msg *msg)
+{
+    struct endpoint *s = arg;
+    if (msg->kind == MSG_RESELECT) {
+        put_task(s, WORKER_MESSAGE, msg);
+    } else if (msg->kind == MSG_ERROR && bus_client_state(s->store) != BUS_READY) {
+        log_error("kvstore refused this retriever: %s", msg->error.text);
+        loop_stop(s->loop, 1);
+    } else if (msg->kind == MSG_ERROR) {
+        log_warn("kvstore refused a message: id=%" PRIu64 " %s", msg->id, msg->error.text);
+    }
+}
+
+/* ---- status ---- */
+
+static double mean_ms(int64_t sum_ns, uint64_t steps)
+{
+    return steps ? (double)sum_ns / 1e6 / (double)steps : 0;
+}
+
+static json_t *bus_json(const struct bus_counters *c)
+{
+    return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I}", "sent", (json_int_t)c->sent, "received",
+                     (json_int_t)c->received, "dropped_full", (json_int_t)c->dropped_full, "dropped_late",
+                     (json_int_t)c->dropped_late, "dropped_epoch", (json_int_t)c->dropped_epoch,
+                     "refused_peers", (json_int_t)c->refused_peers, "malformed", (json_int_t)c->malformed);
+}
+
+static char *on_status(void *arg)
+{
+    static const char *const states[] = {"new", "greeting", "ready", "lost"};
+    struct endpoint *s = arg;
+    const struct endpoint_identity *id = s->identity;
+    struct selector_stats t;
+    worker_stats(s->worker, &t);
+    json_t *own =
+        json_pack("{s:s,s:s,s:I,s:s,s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:s,s:i}", "part", "retriever", "version",
+                  SPECONTEXT_VERSION, "pid", (json_int_t)id->hello.pid, "model", id->model, "head", id->head,
+                  "head_fingerprint", id->fingerprint, "pool", id->pool, "rope", id->rope, "backend",
+                  id->backend, "threads", (int)id->threads, "context", (int)id->hello.layout.context_max,
+                  "sequences_max", (int)id->sequences, "kvstore", states[bus_client_state(s->store)],
+                  "decoder_pid", s->decoder ? (int)s->decoder->pid : 0);
+    json_t *work =
+        json_pack("{s:i,s:I,s:I,s:I,s:I,s:I,s:I,s:i,s:I,s:I}", "sequences", (int)t.sequences, "key_bytes",
+                  (json_int_t)t.key_bytes, "steps", (json_int_t)t.steps, "tokens", (json_int_t)t.tokens,
+                  "selections", (json_int_t)t.selections, "refused", (json_int_t)t.refused, "positions_sent",
+                  (json_int_t)t.positions_sent, "topk_waiting", (int)s->pending_count, "topk_dropped",
+                  (json_int_t)s->dropped_topk, "tasks_refused", (json_int_t)s->refused_tasks);
+    json_t *mean = json_pack("{s:f,s:f,s:f,s:f}", "append", mean_ms(t.append_ns, t.steps), "score",
+                             mean_ms(t.score_ns, t.steps), "topk", mean_ms(t.topk_ns, t.steps), "encode",
+                             mean_ms(t.encode_ns, t.steps));
+    json_t *last = json_pack("{s:f,s:f,s:f,s:f}", "append", mean_ms(t.last_append_ns, 1), "score",
+                             mean_ms(t.last_score_ns, 1), "topk", mean_ms(t.last_topk_ns, 1), "encode",
+                             mean_ms(t.last_encode_ns, 1));
+    json_t *all = json_pack("{s:o,s:o,s:o}", "step_ms", mean, "last_step_ms", last, "bus",
+                            bus_json(bus_counters(s->bus)));
+    char *text = NULL;
+    if (own && work && all && json_object_update(all, own) == 0 && json_object_update(all, work) == 0)
+        text = json_dumps(all, JSON_SORT_KEYS | JSON_REAL_PRECISION(6));
+    json_decref(own);
+    json_decref(work);
+    json_decref(all);
+    return text;
+}
+
+/* ---- life ---- */
+
+int endpoint_create(struct loop *loop, struct worker *worker, const struct endpoint_identity *identity,
+                    const char *runtime, struct endpoint **ret_endpoint, struct err *err)
+{
+    const struct bus_server_ops server_ops = {on_hello, on_message, on_status, on_gone};
+    const struct bus_client_ops store_ops = {on_welcome, on_store_message, on_lost};
+    char own_path[RUNTIME_PATH_MAX], store_path[RUNTIME_PATH_MAX];
+    struct endpoint *s = mem_alloc(1, sizeof *s);
+    *s = (struct endpoint){.loop = loop, .worker = worker, .identity = identity, .fd = -1, .retry = -1};
+    s->bus = bus_create(loop, &identity->hello);
+    int rc = runtime_path(runtime, "retriever.sock", own_path, err);
+    if (rc == 0)
+        rc = runtime_path(runtime, "kvstore.sock", store_path, err);
+    if (rc == 0)
+        rc = bus_serve(s->bus, own_path, ROLE_RETRIEVER, &server_ops, s, &s->server, err);
+    if (rc == 0)
+        rc = bus_connect(s->bus, store_path, &store_ops, s, &s->store, err);
+    if (rc == 0 && (rc = loop_add_fd(loop, worker_fd(worker), EPOLLIN, on_answers, s)) < 0)
+        err_set(err, rc, "worker: epoll: %s", strerror(-rc));
+    if (rc < 0) {
+        endpoint_free(&s);
+        return rc;
+    }
+    s->fd = worker_fd(worker);
+    *ret_endpoint = s;
+    return 0;
+}
+
+void endpoint_free(struct endpoint **endpoint)
+{
+    struct endpoint *s = *endpoint;
+    if (!s)
+        return;
+    if (s->fd >= 0)
+        loop_remove_fd(s->loop, s->fd);
+    set_retry(s, false);
+    drop_pending(s);
+    bus_free(&s->bus); /* closes its servers and clients */
+    mem_free(endpoint);
+}

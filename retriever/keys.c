@@ -1,0 +1,56 @@
+/* Chunks of keys; see keys.h. Owner: whoever holds the struct, which is the worker thread. Bounds are the
+ * caller's: nothing here may be sized by a message that was not checked. */
+#include "retriever/keys.h"
+
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/check.h"
+
+static size_t chunk_elements(const struct keys *keys)
+{
+    return (size_t)keys->kv_heads * KEYS_CHUNK_TOKENS * keys->head_dim;
+}
+
+void keys_init(struct keys *keys, uint32_t groups, uint32_t kv_heads, uint32_t head_dim)
+{
+    *keys = (struct keys){.groups = groups, .kv_heads = kv_heads, .head_dim = head_dim};
+    keys->chunk = mem_alloc(groups, sizeof *keys->chunk);
+}
+
+void keys_free(struct keys *keys)
+{
+    for (uint32_t g = 0; keys->chunk && g < keys->groups; g++) {
+        for (uint32_t i = 0; i < keys->chunks; i++)
+            mem_free(&keys->chunk[g][i]);
+        mem_free(&keys->chunk[g]);
+    }
+    mem_free(&keys->chunk);
+    memset(keys, 0, sizeof *keys);
+}
+
+void keys_reserve(struct keys *keys, uint32_t tokens)
+{
+    uint32_t chunks = tokens / KEYS_CHUNK_TOKENS + (tokens % KEYS_CHUNK_TOKENS != 0);
+    if (chunks <= keys->chunks)
+        return;
+    for (uint32_t g = 0; g < keys->groups; g++) {
+        keys->chunk[g] = mem_resize(keys->chunk[g], chunks, sizeof **keys->chunk);
+        for (uint32_t i = keys->chunks; i < chunks; i++)
+            keys->chunk[g][i] = mem_alloc_aligned(chunk_elements(keys), sizeof(uint16_t));
+    }
+    keys->chunks = chunks;
+}
+
+struct key_view keys_view(const struct keys *keys, uint32_t group, uint32_t count)
+{
+    CHECK(group < keys->groups && count <= (uint64_t)keys->chunks * KEYS_CHUNK_TOKENS);
+    return (struct key_view){.chunks = (const uint16_t *const *)keys->chunk[group],
+                             .chunk_tokens = KEYS_CHUNK_TOKENS,
+                             .count = count};
+}
+
+uint64_t keys_bytes(const struct keys *keys)
+{
+    return (uint64_t)keys->groups * keys->chunks * chunk_elements(keys) * sizeof(uint16_t);
+}

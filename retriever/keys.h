@@ -1,0 +1,30 @@
+/* The K cache of one sequence: rotated keys of every position so far, in 16 bit, for each layer group. It
+ * grows by chunks, so that nothing is ever copied and a sequence costs what its length needs. */
+#ifndef RETRIEVER_KEYS_H
+#define RETRIEVER_KEYS_H
+
+#include <stdint.h>
+
+#include "compute/compute.h"
+
+#define KEYS_CHUNK_TOKENS 256u
+
+struct keys {
+    uint32_t groups, kv_heads, head_dim;
+    uint32_t count;    /* positions that have keys */
+    uint32_t chunks;   /* of each group */
+    uint16_t ***chunk; /* [groups][chunks] -> [kv_head][KEYS_CHUNK_TOKENS][head_dim] f16 */
+};
+
+void keys_init(struct keys *keys, uint32_t groups, uint32_t kv_heads, uint32_t head_dim);
+void keys_free(struct keys *keys); /* accepts a zeroed object; leaves one */
+
+/* Makes room for `tokens` positions in all. The caller bounds `tokens`. */
+void keys_reserve(struct keys *keys, uint32_t tokens);
+
+/* What the operators want, of `count` keys; count <= reserved. Void after the next keys_reserve. */
+struct key_view keys_view(const struct keys *keys, uint32_t group, uint32_t count);
+
+uint64_t keys_bytes(const struct keys *keys);
+
+#endif

@@ -1,0 +1,44 @@
+/* From token ids to keys and queries: embedding, norm, projections, rotation of the retrieval head. */
+#ifndef RETRIEVER_PROJECTION_H
+#define RETRIEVER_PROJECTION_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "compute/compute.h"
+#include "model/head.h"
+#include "model/model.h"
+#include "retriever/keys.h"
+
+#define PROJECTION_TILE_TOKENS 256u /* tokens that go through the projections together */
+
+struct projection;
+
+/* For sequences of up to `context` positions; at most `queries_max` queries a call of projection_run.
+ * `compute`, `model` and `head` are borrowed. Errors as head_rope, and -EINVAL for a rotation that makes no
+ * sense. */
+int projection_create(const struct model *model, const struct head *head, uint32_t context,
+                      uint32_t queries_max, struct compute *compute, struct projection **ret_projection,
+                      struct err *err);
+void projection_free(struct projection **projection);
+
+const struct model_rope *projection_rope(const struct projection *projection); /* the one in force */
+
+/* Tokens of one sequence; they follow the keys that it has. Checked by the caller: ids below the vocabulary,
+ * keys->count + count within the context. */
+struct projection_part {
+    struct keys *keys;
+    const uint32_t *tokens;
+    uint32_t count;
+    bool query; /* a query of the last token is wanted */
+};
+
+/* Appends the keys of all parts; computes the queries that they want, numbered in their order. A token's key
+ * and query are the same bits whatever else is in the call. */
+void projection_run(struct projection *projection, const struct projection_part *parts, uint32_t part_count);
+
+/* Query `number` of the last projection_run: [q_heads][head_dim]. */
+const float *projection_query(const struct projection *projection, uint32_t group, uint32_t number);
+
+#endif

@@ -1,0 +1,537 @@
+/* Sequences and their sets; see selector.h. Owner: the worker thread (or a test). A message's numbers are
+ * checked here against what is known, before anything is changed or sized by them. */
+#include "retriever/selector.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "retriever/projection.h"
+#include "retriever/keys.h"
+#include "retriever/positions.h"
+#include "retriever/rank.h"
+
+/* Bytes that a message has left for positions when its other parts are largest. */
+enum { SET_BYTES_MAX = LIMIT_MESSAGE_BYTES - (4 << 20) };
+
+struct sequence {
+    uint64_t id; /* 0: the place is free */
+    uint32_t capacity, budget, sinks, window;
+    struct keys keys;
+    uint64_t call; /* the last selector_step that named it */
+    bool has_set;  /* `sent` and `entry` hold the last set */
+    bool whole;    /* the next one is to be sent whole */
+    struct msg_topk_entry entry;
+    struct positions *sent, *next;     /* [groups * heads]: last set sent, and the one in the making */
+    struct positions *added, *removed; /* [groups * heads] */
+};
+
+/* An entry of the step in work. */
+struct work {
+    struct sequence *sequence;
+    const struct msg_step_entry *entry;
+    bool differs; /* answered by a difference */
+};
+
+struct selector {
+    struct selector_options options;
+    const struct head_config *head;
+    uint32_t lists; /* groups * heads */
+    struct compute *compute;
+    struct projection *projection;
+    struct rank *rank;
+    struct sequence *sequences; /* [options.sequences] */
+    uint64_t call;
+    struct selector_stats stats;
+    struct projection_part parts[LIMIT_SEQUENCES];
+    struct work work[LIMIT_SEQUENCES]; /* entries that want a selection */
+    uint32_t work_count;
+    struct rank_item *items; /* [LIMIT_SEQUENCES * groups] */
+    double *mass;            /* [LIMIT_SEQUENCES * lists] */
+};
+
+_Static_assert(LIMIT_GROUPS == HEAD_GROUPS_MAX, "a head has as many groups as a layout");
+
+static int check_options(const struct selector_options *o, struct err *err)
+{
+    const struct head_config *c = head_config(o->head);
+    if (o->context < 1 || o->context > LIMIT_CONTEXT)
+        return err_set(err, -EINVAL, "context: found %" PRIu32 ", expected 1 to %u", o->context,
+                       LIMIT_CONTEXT);
+    if (o->sequences < 1 || o->sequences > LIMIT_SEQUENCES)
+        return err_set(err, -EINVAL, "sequences: found %" PRIu32 ", expected 1 to %u", o->sequences,
+                       LIMIT_SEQUENCES);
+    if (c->kv_heads > LIMIT_SELECTION_HEADS)
+        return err_set(err, -ENOTSUP, "%s: kv_heads: found %" PRIu32 ", expected at most %u",
+                       head_path(o->head), c->kv_heads, LIMIT_SELECTION_HEADS);
+    return 0;
+}
+
+int selector_create(const struct selector_options *options, struct selector **ret_selector, struct err *err)
+{
+    int rc = check_options(options, err);
+    if (rc < 0)
+        return rc;
+    struct selector *s = mem_alloc(1, sizeof *s);
+    s->options = *options;
+    s->head = head_config(options->head);
+    s->lists = s->head->groups * s->head->kv_heads;
+    s->sequences = mem_alloc(options->sequences, sizeof *s->sequences);
+    s->items = mem_alloc((size_t)LIMIT_SEQUENCES * s->head->groups, sizeof *s->items);
+    s->mass = mem_alloc((size_t)LIMIT_SEQUENCES * s->lists, sizeof *s->mass);
+    rc = compute_create("cpu", options->threads, options->isa, &s->compute, err);
+    if (rc == 0)
+        rc = projection_create(options->model, options->head, options->context, LIMIT_SEQUENCES, s->compute,
+                               &s->projection, err);
+    if (rc == 0)
+        rc = rank_create(s->head, options->pool, options->context, options->threads, options->isa, s->compute,
+                         &s->rank, err);
+    if (rc < 0)
+        selector_free(&s);
+    else
+        *ret_selector = s;
+    return rc;
+}
+
+static void free_lists(const struct selector *s, struct positions **lists)
+{
+    for (uint32_t i = 0; *lists && i < s->lists; i++)
+        positions_free(&(*lists)[i]);
+    mem_free(lists);
+}
+
+static void close_sequence(struct selector *s, struct sequence *q)
+{
+    s->stats.key_bytes -= keys_bytes(&q->keys);
+    s->stats.sequences--;
+    keys_free(&q->keys);
+    free_lists(s, &q->sent);
+    free_lists(s, &q->next);
+    free_lists(s, &q->added);
+    free_lists(s, &q->removed);
+    memset(q, 0, sizeof *q);
+}
+
+void selector_close_all(struct selector *s)
+{
+    for (uint32_t i = 0; i < s->options.sequences; i++)
+        if (s->sequences[i].id)
+            close_sequence(s, &s->sequences[i]);
+}
+
+void selector_free(struct selector **selector)
+{
+    struct selector *s = *selector;
+    if (!s)
+        return;
+    selector_close_all(s);
+    rank_free(&s->rank);
+    projection_free(&s->projection);
+    compute_free(&s->compute);
+    mem_free(&s->sequences);
+    mem_free(&s->items);
+    mem_free(&s->mass);
+    mem_free(selector);
+}
+
+const struct model_rope *selector_rope(const struct selector *s)
+{
+    return projection_rope(s->projection);
+}
+
+const char *selector_backend(const struct selector *s)
+{
+    return compute_name(s->compute);
+}
+
+struct hash128 selector_fingerprint(const struct selector *s)
+{
+    const struct model_rope *used = selector_rope(s), *trained = &s->head->rope;
+    struct hash128 hash = head_fingerprint(s->options.head);
+    if (s->options.pool != s->head->pool || used->scaling != trained->scaling ||
+        used->factor != trained->factor) {
+        struct {
+            uint32_t pool, scaling, original_context;
+            float factor;
+        } how = {s->options.pool, used->scaling, used->original_context, used->factor};
+        hash = hash_chain(hash, &how, sizeof how);
+    }
+    return hash;
+}
+
+/* Linear: there are at most LIMIT_SEQUENCES. */
+static struct sequence *find(const struct selector *s, uint64_t id)
+{
+    for (uint32_t i = 0; id && i < s->options.sequences; i++)
+        if (s->sequences[i].id == id)
+            return &s->sequences[i];
+    return NULL;
+}
+
+/* Positions that Top-K may pick for one list, whatever the length. */
+static uint32_t picks_of(const struct msg_open *o)
+{
+    uint64_t kept = (uint64_t)o->sinks + o->window + 1;
+    return o->budget > kept ? (uint32_t)(o->budget - kept) : 0;
+}
+
+static int check_open(const struct selector *s, const struct msg_open *o, struct err *err)
+{
+    if (o->sequence == 0)
+        return err_set(err, -EINVAL, "sequence: found 0, expected an id");
+    if (find(s, o->sequence))
+        return err_set(err, -EEXIST, "sequence %" PRIu64 ": found it open, expected a new one", o->sequence);
+    if (o->capacity > s->options.context)
+        return err_set(err, -E2BIG,
+                       "sequence %" PRIu64 ": capacity: found %" PRIu32
+                       ", expected at most the context of %" PRIu32,
+                       o->sequence, o->capacity, s->options.context);
+    if (o->budget && o->budget < (uint64_t)o->sinks + o->window + 1)
+        return err_set(err, -EINVAL,
+                       "sequence %" PRIu64 ": budget: found %" PRIu32 ", expected at least sinks %" PRIu32
+                       " + window %" PRIu32 " + 1",
+                       o->sequence, o->budget, o->sinks, o->window);
+    uint32_t picks = picks_of(o);
+    uint64_t bytes = (uint64_t)(picks < o->capacity ? picks : o->capacity) * s->lists * 2 * sizeof(uint32_t);
+    if (bytes > SET_BYTES_MAX)
+        return err_set(err, -E2BIG,
+                       "sequence %" PRIu64 ": budget: found %" PRIu32 ", whose difference takes %" PRIu64
+                       " bytes, expected at most %d",
+                       o->sequence, o->budget, bytes, SET_BYTES_MAX);
+    if (s->stats.sequences == s->options.sequences)
+        return err_set(err, -ENOSPC,
+                       "sequence %" PRIu64 ": found %" PRIu32 " open, expected less than %" PRIu32,
+                       o->sequence, s->stats.sequences, s->options.sequences);
+    return 0;
+}
+
+int selector_open(struct selector *s, const struct msg_open *open, struct err *err)
+{
+    int rc = check_open(s, open, err);
+    if (rc < 0)
+        return rc;
+    struct sequence *q = s->sequences;
+    while (q->id)
+        q++;
+    *q = (struct sequence){.id = open->sequence,
+                           .capacity = open->capacity,
+                           .budget = open->budget,
+                           .sinks = open->sinks,
+                           .window = open->window};
+    keys_init(&q->keys, s->head->groups, s->head->kv_heads, s->head->head_dim);
+    q->sent = mem_alloc(s->lists, sizeof *q->sent);
+    q->next = mem_alloc(s->lists, sizeof *q->next);
+    q->added = mem_alloc(s->lists, sizeof *q->added);
+    q->removed = mem_alloc(s->lists, sizeof *q->removed);
+    s->stats.sequences++;
+    return 0;
+}
+
+int selector_close(struct selector *s, uint64_t sequence)
+{
+    struct sequence *q = find(s, sequence);
+    if (!q)
+        return -ENOENT;
+    close_sequence(s, q);
+    return 0;
+}
+
+void selector_forget_sent(struct selector *s)
+{
+    for (uint32_t i = 0; i < s->options.sequences; i++)
+        s->sequences[i].whole = true;
+}
+
+void selector_forget_sent_of(struct selector *s, uint64_t sequence)
+{
+    struct sequence *q = find(s, sequence);
+    if (q)
+        q->whole = true;
+}
+
+static void refuse(struct selector *s, struct selector_result *r, uint64_t sequence, const struct err *err)
+{
+    if (r->refusal_count == r->refusal_room) {
+        r->refusal_room = LIMIT_SEQUENCES;
+        r->refusals = mem_resize(r->refusals, r->refusal_room, sizeof *r->refusals);
+    }
+    struct selector_refusal *to = &r->refusals[r->refusal_count++];
+    to->sequence = sequence;
+    to->code = err->code;
+    snprintf(to->text, sizeof to->text, "%s", err->text);
+    s->stats.refused++;
+}
+
+static int check_entry(const struct selector *s, const struct msg_step_entry *e, const uint32_t *tokens,
+                       struct err *err)
+{
+    const struct sequence *q = find(s, e->sequence);
+    if (!q)
+        return err_set(err, -ENOENT, "sequence %" PRIu64 ": found no OPEN of it, expected one", e->sequence);
+    if (q->call == s->call)
+        return err_set(err, -EINVAL, "sequence %" PRIu64 ": found it twice in a step, expected once", q->id);
+    if (e->position != q->keys.count)
+        return err_set(err, -EINVAL,
+                       "sequence %" PRIu64 ": position: found %" PRIu32 ", expected the next, %" PRIu32,
+                       q->id, e->position, q->keys.count);
+    if (e->count == 0 || e->count > q->capacity - q->keys.count)
+        return err_set(err, -E2BIG,
+                       "sequence %" PRIu64 ": count: found %" PRIu32 " tokens from position %" PRIu32
+                       ", expected 1 to %" PRIu32,
+                       q->id, e->count, e->position, q->capacity - q->keys.count);
+    for (uint32_t i = 0; i < e->count; i++)
+        if (tokens[i] >= s->head->vocab)
+            return err_set(err, -EINVAL,
+                           "sequence %" PRIu64 ": token at position %" PRIu32 ": found %" PRIu32
+                           ", expected less than the vocabulary of %" PRIu32,
+                           q->id, e->position + i, tokens[i], s->head->vocab);
+    if ((e->flags & STEP_ENTRY_SELECT) && q->budget == 0)
+        return err_set(err, -EINVAL,
+                       "sequence %" PRIu64 ": found a selection asked for, expected none at budget 0", q->id);
+    return 0;
+}
+
+/* Entries that fit become parts; those that want a selection also work. Returns the number of parts. */
+static uint32_t plan(struct selector *s, const struct msg_step *msg, struct selector_result *result)
+{
+    const uint32_t *tokens = msg->tokens.at;
+    uint32_t parts = 0;
+    CHECK(msg->entry_count <= LIMIT_SEQUENCES);
+    s->call++;
+    s->work_count = 0;
+    for (uint32_t i = 0; i < msg->entry_count; i++) {
+        const struct msg_step_entry *e = &msg->entries[i];
+        struct err err = {0};
+        if (check_entry(s, e, tokens, &err) < 0) {
+            refuse(s, result, e->sequence, &err);
+        } else {
+            struct sequence *q = find(s, e->sequence);
+            bool query = e->flags & STEP_ENTRY_SELECT;
+            q->call = s->call;
+            s->stats.key_bytes -= keys_bytes(&q->keys);
+            s->parts[parts++] = (struct projection_part){&q->keys, tokens, e->count, query};
+            if (query)
+                s->work[s->work_count++] = (struct work){q, e, q->has_set && !q->whole};
+        }
+        tokens += e->count;
+    }
+    return parts;
+}
+
+/* Room in the lists is made here, so that threads never allocate. */
+static void prepare_lists(const struct selector *s, struct sequence *q, uint32_t picks)
+{
+    for (uint32_t l = 0; l < s->lists; l++) {
+        positions_reserve(&q->next[l], picks);
+        positions_reserve(&q->added[l], picks);
+        positions_reserve(&q->removed[l], q->sent[l].count);
+    }
+}
+
+/* Items of one sequence, one for each group. */
+static void prepare_items(struct selector *s, uint32_t number)
+{
+    const struct work *w = &s->work[number];
+    struct sequence *q = w->sequence;
+    uint32_t heads = s->head->kv_heads, end = q->keys.count, position = end - 1;
+    uint32_t sinks = q->sinks < end ? q->sinks : end;
+    uint32_t limit = position > q->window ? position - q->window : 0;
+    if (limit < sinks)
+        limit = sinks;
+    uint64_t picks = q->budget - (uint64_t)q->sinks - q->window - 1;
+    uint32_t k = picks < limit - sinks ? (uint32_t)picks : limit - sinks;
+    prepare_lists(s, q, k);
+    for (uint32_t g = 0; g < s->head->groups; g++)
+        s->items[number * s->head->groups + g] =
+            (struct rank_item){.keys = keys_view(&q->keys, g, end),
+                               .q = projection_query(s->projection, g, number),
+                               .sinks = sinks,
+                               .limit = limit,
+                               .k = k,
+                               .now = q->next + g * heads,
+                               .before = w->differs ? q->sent + g * heads : NULL,
+                               .added = q->added + g * heads,
+                               .removed = q->removed + g * heads,
+                               .mass = s->mass + (size_t)number * s->lists + g * heads};
+}
+
+/* Mean over groups and heads; NaN when any is. */
+static double mean_mass(const struct selector *s, uint32_t number)
+{
+    double sum = 0;
+    for (uint32_t l = 0; l < s->lists; l++)
+        sum += s->mass[(size_t)number * s->lists + l];
+    return sum / s->lists;
+}
+
+static void reserve_result(struct selector_result *r, uint32_t entries, size_t counts, size_t positions)
+{
+    if (entries > r->entry_room) {
+        r->entry_room = LIMIT_SEQUENCES;
+        r->entries = mem_resize(r->entries, r->entry_room, sizeof *r->entries);
+        r->first = mem_resize(r->first, r->entry_room + 1, sizeof *r->first);
+    }
+    if (counts > r->count_room) {
+        r->count_room = counts;
+        r->counts = mem_resize(r->counts, counts, sizeof *r->counts);
+    }
+    if (positions > r->position_room) {
+        r->position_room = positions + positions / 4;
+        r->positions = mem_resize(r->positions, r->position_room, sizeof *r->positions);
+    }
+}
+
+/* Appends one entry: `added` of each list and, if not NULL, `removed`. */
+static void put_entry(const struct selector *s, struct selector_result *r, const struct msg_topk_entry *entry,
+                      const struct positions *added, const struct positions *removed)
+{
+    size_t at = r->entry_count ? r->first[r->entry_count] : 0, count = 0;
+    for (uint32_t l = 0; l < s->lists; l++)
+        count += (size_t)added[l].count + (removed ? removed[l].count : 0);
+    reserve_result(r, r->entry_count + 1, (size_t)(r->entry_count + 1) * s->lists * 2, at + count);
+    uint32_t *counts = r->counts + (size_t)r->entry_count * s->lists * 2;
+    r->first[r->entry_count] = at;
+    for (uint32_t l = 0; l < s->lists; l++) {
+        const struct positions *parts[] = {&added[l], removed ? &removed[l] : NULL};
+        for (int i = 0; i < 2; i++) {
+            uint32_t n = parts[i] ? parts[i]->count : 0;
+            if (n)
+                memcpy(r->positions + at, parts[i]->at, n * sizeof *r->positions);
+            *counts++ = n;
+            at += n;
+        }
+    }
+    r->entries[r->entry_count++] = *entry;
+    r->first[r->entry_count] = at;
+}
+
+static void finish(struct selector *s, uint32_t number, struct selector_result *result)
+{
+    const struct work *w = &s->work[number];
+    struct sequence *q = w->sequence;
+    double mass = mean_mass(s, number);
+    if (!isfinite(mass)) {
+        struct err err;
+        err_set(&err, -EDOM,
+                "sequence %" PRIu64 ": position %" PRIu32 ": found weights that are not finite, "
+                "expected numbers",
+                q->id, q->keys.count - 1);
+        refuse(s, result, q->id, &err);
+        return;
+    }
+    uint32_t position = q->keys.count - 1, limit = position > q->window ? position - q->window : 0;
+    q->entry = (struct msg_topk_entry){.sequence = q->id,
+                                       .index = w->entry->index,
+                                       .base_step = w->differs ? q->entry.base_step : result->step,
+                                       .limit = limit > q->sinks ? limit : q->sinks,
+                                       .position = position,
+                                       .mass = (float)mass};
+    put_entry(s, result, &q->entry, w->differs ? q->added : q->next, w->differs ? q->removed : NULL);
+    struct positions *sent = q->sent;
+    q->sent = q->next;
+    q->next = sent;
+    q->entry.base_step = result->step; /* the next difference's base; a repeat is whole */
+    q->has_set = true;
+    q->whole = false;
+    s->stats.selections++;
+}
+
+static void begin_result(const struct selector *s, struct selector_result *result, uint32_t step)
+{
+    result->step = step;
+    result->groups = s->head->groups;
+    result->heads = s->head->kv_heads;
+    result->entry_count = result->refusal_count = 0;
+}
+
+static void count_step(struct selector *s, const struct selector_result *result, int64_t append_ns,
+                       int64_t finish_ns, const struct rank_times *times)
+{
+    struct selector_stats *t = &s->stats;
+    t->steps++;
+    t->positions_sent += result->entry_count ? result->first[result->entry_count] : 0;
+    t->append_ns += t->last_append_ns = append_ns;
+    t->score_ns += t->last_score_ns = times->score_ns;
+    t->topk_ns += t->last_topk_ns = times->topk_ns;
+    t->encode_ns += t->last_encode_ns = times->encode_ns + finish_ns;
+}
+
+void selector_step(struct selector *s, uint32_t step, const struct msg_step *msg,
+                   struct selector_result *result)
+{
+    struct rank_times times = {0};
+    int64_t begin = clock_now_ns();
+    begin_result(s, result, step);
+    uint32_t parts = plan(s, msg, result);
+    projection_run(s->projection, s->parts, parts);
+    for (uint32_t i = 0; i < parts; i++) {
+        s->stats.key_bytes += keys_bytes(s->parts[i].keys);
+        s->stats.tokens += s->parts[i].count;
+    }
+    for (uint32_t i = 0; i < s->work_count; i++) {
+        struct work *w = &s->work[i];
+        w->differs = w->differs && w->sequence->entry.base_step != step; /* equal steps mean a whole set */
+        prepare_items(s, i);
+    }
+    int64_t appended = clock_now_ns();
+    rank_run(s->rank, s->items, s->work_count * s->head->groups, &times);
+    int64_t ranked = clock_now_ns();
+    for (uint32_t i = 0; i < s->work_count; i++)
+        finish(s, i, result);
+    count_step(s, result, appended - begin, clock_now_ns() - ranked, &times);
+}
+
+int selector_repeat(struct selector *s, uint64_t sequence, uint32_t step, struct selector_result *result)
+{
+    struct sequence *q = find(s, sequence);
+    begin_result(s, result, step);
+    if (!q)
+        return -ENOENT;
+    if (!q->has_set || (int32_t)(step - q->entry.base_step) > 0) {
+        q->whole = true;
+        return -EAGAIN;
+    }
+    result->step = q->entry.base_step;
+    put_entry(s, result, &q->entry, q->sent, NULL);
+    q->whole = false;
+    return 0;
+}
+
+uint32_t selector_result_part(const struct selector_result *r, uint32_t first, size_t bytes,
+                              struct msg_topk *topk)
+{
+    size_t lists = (size_t)r->groups * r->heads;
+    uint32_t end = first + 1;
+    while (end < r->entry_count &&
+           (r->first[end + 1] - r->first[first] + lists * 2 * (end + 1 - first)) * sizeof(uint32_t) <= bytes)
+        end++;
+    *topk = (struct msg_topk){
+        .entries = r->entries + first,
+        .entry_count = end - first,
+        .groups = r->groups,
+        .selection_heads = r->heads,
+        .counts = {r->counts + first * lists * 2, (uint32_t)((end - first) * lists * 2)},
+        .positions = {r->positions + r->first[first], (uint32_t)(r->first[end] - r->first[first])}};
+    return end;
+}
+
+void selector_result_free(struct selector_result *result)
+{
+    mem_free(&result->entries);
+    mem_free(&result->counts);
+    mem_free(&result->positions);
+    mem_free(&result->first);
+    mem_free(&result->refusals);
+    memset(result, 0, sizeof *result);
+}
+
+void selector_stats(const struct selector *s, struct selector_stats *ret_stats)
+{
+    *ret_stats = s->stats;
+}

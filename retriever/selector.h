@@ -1,0 +1,96 @@
+/* The retriever without its sockets: sequences, their keys and sets, and the answer to a step. PROTOCOL.md
+ * section 5 says what a selection is. One thread owns a struct selector. */
+#ifndef RETRIEVER_SELECTOR_H
+#define RETRIEVER_SELECTOR_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "compute/compute.h"
+#include "model/head.h"
+#include "model/model.h"
+#include "proto/msg.h"
+
+struct selector;
+
+struct selector_options {
+    const struct model *model; /* borrowed, as is the head: made for this model */
+    const struct head *head;
+    enum head_pool pool;
+    uint32_t context;   /* positions of a sequence, 1 .. LIMIT_CONTEXT */
+    uint32_t sequences; /* open at a time, 1 .. LIMIT_SEQUENCES */
+    int threads;
+    enum compute_isa isa;
+};
+
+int selector_create(const struct selector_options *options, struct selector **ret_selector, struct err *err);
+void selector_free(struct selector **selector);
+
+const struct model_rope *selector_rope(const struct selector *selector); /* in force, see head_rope */
+
+const char *selector_backend(const struct selector *selector); /* see compute_name */
+
+/* Names everything that decides what is selected: the head, how it pools, its rotation in force. Equal to the
+ * head's own fingerprint when it is used as recommended and as trained. */
+struct hash128 selector_fingerprint(const struct selector *selector);
+
+/* Opens a sequence (its id, capacity, budget, sinks and window are read). -EEXIST, -ENOSPC, -E2BIG (capacity
+ * past the context, or sets that no message could carry), -EINVAL with the numbers in err. */
+int selector_open(struct selector *selector, const struct msg_open *open, struct err *err);
+int selector_close(struct selector *selector, uint64_t sequence); /* 0 or -ENOENT */
+void selector_close_all(struct selector *selector);
+
+/* The next set of every sequence is sent whole (who got the last ones is gone). */
+void selector_forget_sent(struct selector *selector);
+void selector_forget_sent_of(struct selector *selector, uint64_t sequence); /* an unknown one is no error */
+
+struct selector_refusal {
+    uint64_t sequence;
+    int code;
+    char text[ERR_TEXT_MAX];
+};
+
+/* What a step gives. Reused from call to call; release with selector_result_free. */
+struct selector_result {
+    uint32_t step, groups, heads;
+    struct msg_topk_entry *entries;
+    uint32_t entry_count, entry_room;
+    uint32_t *counts; /* as struct msg_topk says */
+    uint32_t *positions;
+    size_t *first; /* [entry_count + 1]: where an entry's positions begin */
+    size_t count_room, position_room;
+    struct selector_refusal *refusals; /* entries of the step that nothing was done for */
+    uint32_t refusal_count, refusal_room;
+};
+
+/* Appends keys of all tokens and makes the selections asked for. An entry that does not fit what is known
+ * of its sequence (unknown, not the next position, past its capacity, token out of the vocabulary, named
+ * twice) is refused by itself and changes nothing; so is a selection whose weights are not finite (its keys
+ * stay). */
+void selector_step(struct selector *selector, uint32_t step, const struct msg_step *msg,
+                   struct selector_result *result);
+
+/* The last set of the sequence once more, whole, under the step that it was made for. -ENOENT: unknown
+ * sequence; -EAGAIN: there is none from `step` on yet: the next one will be whole. */
+int selector_repeat(struct selector *selector, uint64_t sequence, uint32_t step,
+                    struct selector_result *result);
+
+/* Fills `topk` with entries from `first` on, as many as `bytes` of positions and counts hold (at least one);
+ * returns the entry to go on with. Pointers lead into the result. */
+uint32_t selector_result_part(const struct selector_result *result, uint32_t first, size_t bytes,
+                              struct msg_topk *topk);
+void selector_result_free(struct selector_result *result);
+
+struct selector_stats {
+    uint32_t sequences;
+    uint64_t key_bytes;
+    uint64_t steps, tokens, selections, refused; /* since the start */
+    uint64_t positions_sent;
+    int64_t append_ns, score_ns, topk_ns, encode_ns; /* sums over steps */
+    int64_t last_append_ns, last_score_ns, last_topk_ns, last_encode_ns;
+};
+
+void selector_stats(const struct selector *selector, struct selector_stats *ret_stats);
+
+#endif

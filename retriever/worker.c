@@ -1,0 +1,199 @@
+/* The worker thread; see worker.h.
+ *
+ * It alone touches the selector (head, keys, sets) and may block on its mailbox only, which wakes it once
+ * a second at the latest. Answers travel as pointers; their buffers come back and are used again, so that a
+ * step in full flow allocates nothing. */
+#include "retriever/worker.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/mailbox.h"
+
+enum { TASKS = 1024, ANSWERS = 1024, SPARES = 8 };
+
+struct worker {
+    pthread_t thread;
+    struct selector *selector;
+    uint64_t decoder; /* whose sequences are open */
+    struct mailbox *tasks, *answers, *spares;
+    atomic_bool stopping;
+    pthread_mutex_t mutex; /* guards stats */
+    struct selector_stats stats;
+};
+
+void worker_task_free(struct worker_task **task)
+{
+    if (*task)
+        msg_free(&(*task)->msg);
+    mem_free(task);
+}
+
+static void free_task(void *item)
+{
+    struct worker_task *task = item;
+    worker_task_free(&task);
+}
+
+static void free_answer(void *item)
+{
+    struct worker_answer *answer = item;
+    selector_result_free(&answer->result);
+    mem_free(&answer);
+}
+
+static struct worker_answer *spare_answer(struct worker *w)
+{
+    struct worker_answer *answer = mailbox_take(w->spares);
+    if (!answer)
+        answer = mem_alloc(1, sizeof *answer);
+    answer->err.code = 0;
+    answer->result.entry_count = answer->result.refusal_count = 0;
+    return answer;
+}
+
+/* Fills the answer. 1 when it says something that must be sent. */
+static int take_message(struct worker *w, const struct msg *msg, struct worker_answer *answer)
+{
+    int rc = 0;
+    switch (msg->kind) {
+    case MSG_OPEN:
+        return selector_open(w->selector, &msg->open, &answer->err) < 0;
+    case MSG_CLOSE:
+        selector_close(w->selector, msg->close.sequence); /* one that is not open needs no closing */
+        return 0;
+    case MSG_STEP:
+        selector_step(w->selector, (uint32_t)msg->id, &msg->step, &answer->result);
+        return answer->result.entry_count || answer->result.refusal_count;
+    case MSG_RESELECT:
+        rc = selector_repeat(w->selector, msg->reselect.sequence, (uint32_t)msg->id, &answer->result);
+        return rc == 0;
+    default:
+        CHECK(!"a task that the loop never makes");
+        return 0;
+    }
+}
+
+static int take_task(struct worker *w, const struct worker_task *task, struct worker_answer *answer)
+{
+    if (task->decoder != w->decoder) { /* also when there was no room for the task that says so */
+        selector_close_all(w->selector);
+        w->decoder = task->decoder;
+    }
+    answer->decoder = task->decoder;
+    answer->id = task->msg.id;
+    switch (task->kind) {
+    case WORKER_NEW_DECODER:
+        return 0;
+    case WORKER_FORGET:
+        selector_forget_sent(w->selector);
+        return 0;
+    default:
+        return take_message(w, &task->msg, answer);
+    }
+}
+
+static void publish_stats(struct worker *w)
+{
+    pthread_mutex_lock(&w->mutex);
+    selector_stats(w->selector, &w->stats);
+    pthread_mutex_unlock(&w->mutex);
+}
+
+/* The loop is far behind: what this answer said will be said by the next set, whole. */
+static void lose_answer(struct worker *w, const struct worker_answer *answer)
+{
+    for (uint32_t i = 0; i < answer->result.entry_count; i++)
+        selector_forget_sent_of(w->selector, answer->result.entries[i].sequence);
+}
+
+static void *run(void *arg)
+{
+    struct worker *w = arg;
+    struct worker_answer *answer = NULL;
+    while (!atomic_load(&w->stopping)) {
+        struct worker_task *task = mailbox_wait(w->tasks, clock_now_ns() + CLOCK_S);
+        if (!task)
+            continue;
+        if (!answer)
+            answer = spare_answer(w);
+        int said = take_task(w, task, answer);
+        publish_stats(w); /* before the answer: whoever has seen it finds it counted */
+        if (said) {
+            if (mailbox_put(w->answers, answer) < 0)
+                lose_answer(w, answer);
+            else
+                answer = NULL;
+        }
+        worker_task_free(&task);
+    }
+    if (answer)
+        free_answer(answer);
+    return NULL;
+}
+
+struct worker *worker_create(struct selector *selector)
+{
+    struct worker *w = mem_alloc(1, sizeof *w);
+    w->selector = selector;
+    w->tasks = mailbox_create(TASKS);
+    w->answers = mailbox_create(ANSWERS);
+    w->spares = mailbox_create(SPARES);
+    pthread_mutex_init(&w->mutex, NULL);
+    CHECK(pthread_create(&w->thread, NULL, run, w) == 0);
+    pthread_setname_np(w->thread, "worker");
+    return w;
+}
+
+void worker_free(struct worker **worker)
+{
+    struct worker *w = *worker;
+    if (!w)
+        return;
+    atomic_store(&w->stopping, true);
+    struct worker_task *wake = mem_alloc(1, sizeof *wake); /* only to end its wait */
+    wake->kind = WORKER_FORGET;
+    if (mailbox_put(w->tasks, wake) < 0)
+        worker_task_free(&wake);
+    pthread_join(w->thread, NULL);
+    mailbox_free(&w->tasks, free_task);
+    mailbox_free(&w->answers, free_answer);
+    mailbox_free(&w->spares, free_answer);
+    pthread_mutex_destroy(&w->mutex);
+    selector_free(&w->selector);
+    mem_free(worker);
+}
+
+int worker_put(struct worker *w, struct worker_task *task)
+{
+    return mailbox_put(w->tasks, task);
+}
+
+int worker_fd(const struct worker *w)
+{
+    return mailbox_fd(w->answers);
+}
+
+struct worker_answer *worker_take(struct worker *w)
+{
+    return mailbox_take(w->answers);
+}
+
+void worker_done(struct worker *w, struct worker_answer **answer)
+{
+    if (mailbox_put(w->spares, *answer) < 0)
+        free_answer(*answer);
+    *answer = NULL;
+}
+
+void worker_stats(struct worker *w, struct selector_stats *ret_stats)
+{
+    pthread_mutex_lock(&w->mutex);
+    *ret_stats = w->stats;
+    pthread_mutex_unlock(&w->mutex);
+}

@@ -1,0 +1,64 @@
+/* `specontext run` under test: in a temporary world of its own (runtime and cache directories), with the real
+ * model, its report read back. */
+#ifndef TESTS_LIB_RUNCASE_H
+#define TESTS_LIB_RUNCASE_H
+
+#include <jansson.h>
+#include <limits.h>
+#include <stdbool.h>
+
+#include "tests/lib/proc.h"
+
+#define RUNCASE_MODEL   "models/SmolLM2-135M-Instruct.Q4_1.gguf"
+#define RUNCASE_ARGS    48
+#define RUNCASE_START_S 120 /* on a busy machine */
+
+enum runcase_part { RUNCASE_KVSTORE, RUNCASE_RETRIEVER, RUNCASE_DECODER, RUNCASE_PARTS };
+
+struct runcase {
+    struct proc proc;
+    char report_path[PATH_MAX + 64];
+    json_t *report;             /* of the last run, or NULL */
+    pid_t parts[RUNCASE_PARTS]; /* filled by runcase_find_parts */
+};
+
+/* Makes the world of a test binary; false when the model is not there (tests then skip). */
+bool runcase_set_up(void);
+void runcase_tear_down(void);
+
+/* Skips the running test, by name, without the model. */
+void runcase_need_model(void);
+
+/* Starts `specontext run -m MODEL --report FILE` and the further arguments, NULL-terminated. */
+void runcase_start(struct runcase *c, const char *const *arguments);
+#define RUNCASE_START(c, ...) runcase_start(c, (const char *const[]){__VA_ARGS__, NULL})
+
+/* Until the first byte of text. Fails the test otherwise. */
+void runcase_wait_text(struct runcase *c);
+
+/* Pids of the three daemons; fails the test unless all are there. */
+void runcase_find_parts(struct runcase *c);
+
+/* Until the end; exit code and no remains are asserted, the report is read. */
+void runcase_end(struct runcase *c, int code, int64_t deadline_ns);
+
+/* As runcase_start and runcase_end(0) with a generous deadline. */
+void runcase_run(struct runcase *c, const char *const *arguments);
+#define RUNCASE_RUN(c, ...) runcase_run(c, (const char *const[]){__VA_ARGS__, NULL})
+
+void runcase_free(struct runcase *c);
+
+/* Nothing lies in the runtime directory, and nothing new in /dev/shm. */
+void runcase_no_remains(void);
+
+/* A path in the test's temporary world. Valid until the next call. */
+const char *runcase_path(const char *name);
+
+/* The first `bytes` bytes of the demo's document, cut at a blank, as a file in the temporary world. */
+const char *runcase_document(size_t bytes);
+
+/* Fields of the report; the test fails when they are missing. */
+double runcase_number(const json_t *report, const char *name);
+const json_t *runcase_field(const json_t *report, const char *name);
+
+#endif

@@ -1,0 +1,173 @@
+/* What the command line refuses and how: exit codes, one line that says what is wrong, nothing left
+ * behind. And `specontext status` on a run that is busy. */
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "tests/lib/runcase.h"
+#include "tests/lib/temp.h"
+
+#define SHORT_NS (30 * CLOCK_S)
+
+/* Runs `specontext` with the arguments; the exit code and a part of standard error must be as told. */
+static void expect(int code, const char *text, const char *const *arguments)
+{
+    const char *argv[16] = {proc_program("specontext")};
+    for (int i = 0; arguments[i]; i++)
+        argv[i + 1] = arguments[i];
+    struct proc p;
+    proc_start(&p, argv, NULL);
+    assert_true(proc_wait(&p, clock_now_ns() + SHORT_NS));
+    const char *err = p.err.text ? p.err.text : "";
+    if (!proc_exited(&p, code) || !strstr(err, text))
+        fail_msg("expected exit code %d and '%s', found status %x and '%s'", code, text, p.status, err);
+    proc_free(&p);
+}
+#define EXPECT(code, text, ...) expect(code, text, (const char *const[]){__VA_ARGS__, NULL})
+
+static void test_usage(void **state)
+{
+    (void)state;
+    EXPECT(2, "Usage", NULL);
+    EXPECT(2, "'bogus'", "bogus");
+    EXPECT(2, "--model", "run");
+    EXPECT(2, "--bogus", "run", "--bogus");
+    EXPECT(2, "--predict", "run", "-m", "x", "-p", "y", "-n", "many");
+    EXPECT(2, "--bogus", "status", "--bogus");
+    EXPECT(0, "", "--help");
+    EXPECT(0, "", "run", "--help");
+    EXPECT(0, "", "help", "status");
+    EXPECT(0, "", "version");
+}
+
+static void test_bad_input(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    char bad[PATH_MAX], list[PATH_MAX], longer[PATH_MAX];
+    snprintf(bad, sizeof bad, "%s", runcase_path("bad.txt"));
+    snprintf(list, sizeof list, "%s", runcase_path("bad.jsonl"));
+    snprintf(longer, sizeof longer, "%s", runcase_document(20000));
+    temp_write(bad, "abc\xff");
+    temp_write(list, "\"good\"\n{}\n");
+    EXPECT(1, "no-such-model", "run", "-m", "no-such-model", "-p", "x");
+    EXPECT(1, "no-such-file", "run", "-m", RUNCASE_MODEL, "-f", "no-such-file");
+    EXPECT(1, "byte 3 of 4 is no valid UTF-8", "run", "-m", RUNCASE_MODEL, "-f", bad);
+    EXPECT(1, "bad.jsonl:2: not a JSON string", "run", "-m", RUNCASE_MODEL, "--prompts", list);
+    EXPECT(1, "the context of 512 positions", "run", "-m", RUNCASE_MODEL, "-f", longer, "-c", "512");
+    EXPECT(1, "the prompt: it is empty", "run", "-m", RUNCASE_MODEL, "-p", "");
+    EXPECT(1, "--ctx-size", "run", "-m", RUNCASE_MODEL, "-p", "x", "-c", "9000");
+    EXPECT(1, "README.md", "run", "-m", "README.md", "-p", "x");
+}
+
+/* A head that is none: the retriever says so, and the part is named. */
+static void test_bad_head(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    struct runcase c;
+    RUNCASE_START(&c, "-p", "x", "-H", "README.md");
+    runcase_end(&c, 1, clock_now_ns() + SHORT_NS);
+    assert_non_null(strstr(c.proc.err.text, "specontext: specontext-retriever (pid"));
+    assert_non_null(strstr(c.proc.err.text, "while starting"));
+    assert_non_null(strstr(c.proc.err.text, "README.md"));
+    assert_null(c.report);
+    runcase_free(&c);
+}
+
+/* Memory that cannot hold the prompt: refused with numbers, not a hang. */
+static void test_too_little_memory(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    struct runcase c;
+    RUNCASE_START(&c, "-f", runcase_document(3000), "-n", "8", "--host-memory", "1M");
+    runcase_end(&c, 1, clock_now_ns() + SHORT_NS);
+    assert_non_null(c.proc.err.text);
+    if (!strpbrk(c.proc.err.text, "0123456789") || !strstr(c.proc.err.text, "specontext: "))
+        fail_msg("no numbers in: %s", c.proc.err.text);
+    runcase_free(&c);
+}
+
+/* The reader of standard output goes away. */
+static void test_closed_output(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    struct runcase c;
+    RUNCASE_START(&c, "-p", "Once upon a time", "-n", "6000", "--ignore-eos", "--budget", "128");
+    runcase_wait_text(&c);
+    close(c.proc.out_fd);
+    c.proc.out_fd = -1;
+    runcase_end(&c, 1, clock_now_ns() + SHORT_NS);
+    assert_non_null(strstr(c.proc.err.text, "standard output: Broken pipe"));
+    runcase_free(&c);
+}
+
+static void test_status(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    struct runcase c;
+    char dir[PATH_MAX];
+    snprintf(dir, sizeof dir, "%s", runcase_path("run/here"));
+    RUNCASE_START(&c, "-p", "Once upon a time", "-n", "6000", "--ignore-eos", "--budget", "128", "--runtime",
+                  dir);
+    runcase_wait_text(&c);
+    runcase_find_parts(&c);
+    const char *argv[] = {proc_program("specontext"), "status", "--runtime", dir, "--json", NULL};
+    struct proc status;
+    proc_start(&status, argv, NULL);
+    assert_true(proc_wait(&status, clock_now_ns() + SHORT_NS));
+    assert_true(proc_exited(&status, 0));
+    json_t *all = json_loads(status.out.text, 0, NULL);
+    assert_non_null(all);
+    assert_int_equal(json_array_size(runcase_field(all, "missing")), 0);
+    assert_true(json_is_object(runcase_field(all, "kvstore")));
+    assert_true(json_is_object(runcase_field(all, "retriever")));
+    assert_true(json_is_object(runcase_field(all, "decoder")));
+    json_decref(all);
+    proc_free(&status);
+    kill(c.proc.pid, SIGINT);
+    runcase_end(&c, 130, clock_now_ns() + SHORT_NS);
+    /* Nobody is left: it says so, and ends. */
+    proc_start(&status, argv, NULL);
+    assert_true(proc_wait(&status, clock_now_ns() + SHORT_NS));
+    assert_true(proc_exited(&status, 1));
+    all = json_loads(status.out.text, 0, NULL);
+    assert_int_equal(json_array_size(runcase_field(all, "missing")), 3);
+    json_decref(all);
+    proc_free(&status);
+    runcase_free(&c);
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    runcase_set_up();
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    runcase_tear_down();
+    return 0;
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_usage),         cmocka_unit_test(test_bad_input),
+        cmocka_unit_test(test_bad_head),      cmocka_unit_test(test_too_little_memory),
+        cmocka_unit_test(test_closed_output), cmocka_unit_test(test_status),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}

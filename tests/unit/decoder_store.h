@@ -1,0 +1,260 @@
+/* A store for tests of the decoder: a thread behind a control segment that grants pages and slots and lists
+ * every position, so that sparse steps must give what dense ones give. It can be told to misbehave. Header
+ * only, included by one test. */
+#ifndef TESTS_UNIT_DECODER_STORE_H
+#define TESTS_UNIT_DECODER_STORE_H
+
+#include <errno.h>
+#include <limits.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "link/flag.h"
+#include "link/segment.h"
+#include "proto/control.h"
+
+enum { STORE_SEQUENCES = 4, STORE_CONTEXT = 256, STORE_STAGING = 192 };
+
+enum store_fault {
+    STORE_SOUND,
+    STORE_DROPS,    /* table_sequence.status of one sequence */
+    STORE_BAD_PAGE, /* a page outside of device memory */
+    STORE_BAD_SLOT, /* a slot that does not exist */
+    STORE_BAD_SLAB,
+    STORE_BAD_LIST,    /* a position that is not there yet */
+    STORE_LONG_LIST,   /* more than list_max */
+    STORE_POISONS_ROW, /* a K row full of NaN */
+    STORE_SILENT,      /* answers no step of it, nor later ones */
+};
+
+struct store {
+    struct kv_layout layout;
+    struct segment control_segment, device_segment;
+    struct control_header *control;
+    uint8_t *device;
+    uint64_t slots_at; /* of the slabs, behind the pages */
+    int bell;
+    pthread_t thread;
+    atomic_int stop;
+    atomic_uint offloaded_from; /* first layer without pages in sparse steps */
+    atomic_int fault;
+    atomic_uint fault_sequence;
+    atomic_int steps_left; /* answers that many steps, then none until it is raised */
+    atomic_uint seen;      /* steps looked at */
+    uint32_t next;
+};
+
+static inline uint64_t store_page(const struct store *s, uint32_t sequence, uint32_t layer, uint32_t page)
+{
+    uint32_t pages = STORE_CONTEXT / BLOCK_TOKENS;
+    uint64_t number = ((uint64_t)sequence * s->layout.layers + layer) * pages + (page * 3 + 1) % pages;
+    return number * s->control->page_bytes;
+}
+
+static inline uint64_t store_slab(const struct store *s, uint32_t sequence, uint32_t layer, uint32_t slab)
+{
+    uint64_t number = ((uint64_t)sequence * s->layout.layers + layer) * s->control->slabs_max + slab;
+    return s->slots_at + number * s->control->slab_bytes;
+}
+
+static inline uint8_t *store_in_page(const struct store *s, uint32_t sequence, uint32_t layer, uint32_t head,
+                                     uint32_t position)
+{
+    return s->device + store_page(s, sequence, layer, position / BLOCK_TOKENS) +
+           ((uint64_t)head * BLOCK_TOKENS + position % BLOCK_TOKENS) * s->layout.piece_bytes;
+}
+
+static inline uint8_t *store_in_slot(const struct store *s, uint32_t sequence, uint32_t layer, uint32_t head,
+                                     uint32_t slot)
+{
+    uint32_t unit = head * s->control->slots + slot, slab = unit / s->control->units_per_slab;
+    return s->device + store_slab(s, sequence, layer, slab) +
+           (uint64_t)(unit % s->control->units_per_slab) * s->layout.piece_bytes;
+}
+
+/* Slots are given out backwards, so that no slot equals its position. */
+static inline uint32_t store_slot(const struct store *s, uint32_t position)
+{
+    return s->control->slots - 1 - position;
+}
+
+static inline struct table_view store_view(struct store *s, uint32_t step)
+{
+    struct table_view v = {s->control, (uint8_t *)control_table_at(s->control, step), {0}};
+    control_table_offsets(s->control, &v.at);
+    return v;
+}
+
+static inline void store_lists(struct store *s, struct table_view *v, const struct step_entry *e, int fault)
+{
+    for (uint32_t phase = 0; phase < 2; phase++)
+        for (uint32_t g = 0; g < s->layout.groups; g++)
+            for (uint32_t h = 0; h < s->layout.row_heads; h++) {
+                uint64_t list = table_list_index(v, phase, e->sequence, g, h);
+                *table_count_at(v, list) =
+                    fault == STORE_LONG_LIST ? s->control->list_max + 1 : e->position + 1;
+                for (uint32_t p = 0; p <= e->position; p++) {
+                    table_positions_at(v, list)[p] = p;
+                    table_slots_at(v, list)[p] = store_slot(s, p);
+                }
+                if (fault == STORE_BAD_LIST)
+                    table_positions_at(v, list)[e->position] = e->position + 1;
+                if (fault == STORE_BAD_SLOT)
+                    table_slots_at(v, list)[0] = s->control->slots;
+                table_write_at(v, e->sequence, g)[h] = store_slot(s, e->position);
+            }
+}
+
+static inline void store_places(struct store *s, struct table_view *v, const struct step_entry *e, int fault)
+{
+    for (uint32_t l = 0; l < s->layout.layers; l++) {
+        for (uint32_t p = 0; p < STORE_CONTEXT / BLOCK_TOKENS; p++)
+            table_pages_at(v, e->sequence, l)[p] = store_page(s, e->sequence, l, p);
+        for (uint32_t b = 0; b < s->control->slabs_max; b++)
+            table_slabs_at(v, e->sequence, l)[b] = store_slab(s, e->sequence, l, b);
+        if (fault == STORE_BAD_PAGE)
+            table_pages_at(v, e->sequence, l)[0] = s->control->device_bytes - s->control->page_bytes + 64;
+        if (fault == STORE_BAD_SLAB)
+            table_slabs_at(v, e->sequence, l)[0] = UINT64_MAX - 63;
+    }
+}
+
+/* Between pages, which stand for the host here, and slots. */
+static inline void store_move(struct store *s, const struct step_entry *e, uint32_t first, int to_slots)
+{
+    for (uint32_t l = atomic_load(&s->offloaded_from); l < s->layout.layers; l++)
+        for (uint32_t h = 0; h < s->layout.row_heads; h++)
+            for (uint32_t p = first; p < e->position + !to_slots; p++) {
+                uint8_t *page = store_in_page(s, e->sequence, l, h, p);
+                uint8_t *slot = store_in_slot(s, e->sequence, l, h, store_slot(s, p));
+                memcpy(to_slots ? slot : page, to_slots ? page : slot, s->layout.piece_bytes);
+            }
+}
+
+static inline void store_fill(struct store *s, struct step_record *r)
+{
+    struct table_view v = store_view(s, r->step);
+    struct table_header *head = (struct table_header *)v.base;
+    uint32_t resident = atomic_load(&s->offloaded_from), staged = 0;
+    memset(head, 0, sizeof *head);
+    head->step = r->step;
+    head->resident_version = r->resident_version;
+    memset(head->resident, 1, resident);
+    for (uint32_t i = 0; i < r->entries; i++) {
+        const struct step_entry *e = &r->entry[i];
+        int fault = e->sequence == atomic_load(&s->fault_sequence) ? atomic_load(&s->fault) : STORE_SOUND;
+        int status = fault == STORE_DROPS ? -ENOSPC : 0;
+        staged += (e->position + e->count + BLOCK_TOKENS - 1) / BLOCK_TOKENS * BLOCK_TOKENS;
+        if (r->kind == STEP_DENSE && resident < s->layout.layers && staged > STORE_STAGING)
+            status = -ENOSPC;
+        for (uint32_t phase = 0; phase < 2; phase++)
+            *table_sequence_at(&v, phase, e->sequence) = (struct table_sequence){r->step, status, 0, 0};
+        store_places(s, &v, e, fault);
+        if (r->kind != STEP_SPARSE)
+            continue;
+        if (fault == STORE_POISONS_ROW)
+            memset(store_in_page(s, e->sequence, 1, 0, 0), 0xff, s->layout.piece_bytes);
+        store_lists(s, &v, e, fault);
+        store_move(s, e, 0, 1);
+    }
+}
+
+static inline void store_step(struct store *s, struct step_record *r)
+{
+    atomic_store(&s->seen, r->step);
+    if (r->kind == STEP_RECORD)
+        return;
+    int64_t deadline = clock_now_ns() + 20 * CLOCK_S;
+    store_fill(s, r);
+    if (r->kind == STEP_SPARSE && r->selection == SELECTION_MIXED)
+        flag_raise(control_flag_at(s->control, FLAG_TABLES_EARLY), r->step);
+    flag_raise(control_flag_at(s->control, FLAG_TABLES_LATE), r->step);
+    for (uint32_t run = 0; run < s->control->runs; run++) {
+        flag_raise(control_flag_at(s->control, FLAG_ROWS_READY + run), r->step);
+        if (r->kind == STEP_DENSE &&
+            flag_wait(control_flag_at(s->control, FLAG_RUN_CONSUMED + run), r->step, deadline, 0) < 0)
+            return;
+    }
+    if (flag_wait(control_flag_at(s->control, FLAG_KV_WRITTEN), r->step, deadline, 0) < 0)
+        return;
+    for (uint32_t i = 0; r->kind == STEP_SPARSE && i < r->entries; i++)
+        store_move(s, &r->entry[i], r->entry[i].position, 0);
+    flag_raise(control_flag_at(s->control, FLAG_COMMITTED), r->step);
+}
+
+static inline void *store_main(void *arg)
+{
+    struct store *s = arg;
+    while (!atomic_load(&s->stop)) {
+        struct pollfd p = {.fd = s->bell, .events = POLLIN};
+        poll(&p, 1, 50);
+        doorbell_clear(s->bell);
+        while (atomic_load(&s->steps_left) > 0 &&
+               flag_reached(control_flag_at(s->control, FLAG_STEP_POSTED), s->next)) {
+            atomic_fetch_sub(&s->steps_left, 1);
+            struct step_record *r = control_step_at(s->control, s->next);
+            CHECK(r->step == s->next);
+            if (atomic_load(&s->fault) == STORE_SILENT)
+                return NULL;
+            store_step(s, r);
+            s->next++;
+        }
+    }
+    return NULL;
+}
+
+static inline void store_start(struct store *s, const struct kv_layout *layout, uint64_t decoder_epoch)
+{
+    memset(s, 0, sizeof *s);
+    s->layout = *layout;
+    struct control_params params = {.store_epoch = 1,
+                                    .decoder_epoch = decoder_epoch,
+                                    .sequences_max = STORE_SEQUENCES,
+                                    .list_max = STORE_CONTEXT,
+                                    .slots = STORE_CONTEXT + 3,
+                                    .staging_tokens = STORE_STAGING,
+                                    .first_step = 5};
+    struct control_header trial;
+    control_header_init(&trial, layout, &params);
+    uint64_t pairs = (uint64_t)STORE_SEQUENCES * layout->layers;
+    s->slots_at = pairs * (STORE_CONTEXT / BLOCK_TOKENS) * trial.page_bytes;
+    params.device_bytes = s->slots_at + pairs * trial.slabs_max * trial.slab_bytes;
+    control_header_init(&trial, layout, &params);
+    CHECK(segment_create("test-control", trial.total_bytes, &s->control_segment, NULL) == 0);
+    CHECK(segment_create("test-device", params.device_bytes, &s->device_segment, NULL) == 0);
+    s->control = s->control_segment.at;
+    s->device = s->device_segment.at;
+    memcpy(s->control, &trial, sizeof trial);
+    CHECK(control_header_check(s->control, layout, trial.total_bytes, NULL) == 0);
+    memset(s->device, 0xff, (size_t)params.device_bytes);
+    s->next = params.first_step;
+    atomic_store(&s->offloaded_from, layout->layers);
+    atomic_store(&s->steps_left, INT_MAX);
+    CHECK(doorbell_create(&s->bell) == 0);
+    CHECK(pthread_create(&s->thread, NULL, store_main, s) == 0);
+}
+
+/* Any thread: lets it answer `steps` more. */
+static inline void store_allow(struct store *s, int steps)
+{
+    atomic_store(&s->steps_left, steps);
+    doorbell_ring(s->bell);
+}
+
+static inline void store_stop(struct store *s)
+{
+    atomic_store(&s->stop, 1);
+    flag_abort_all(s->control);
+    doorbell_ring(s->bell);
+    pthread_join(s->thread, NULL);
+    close(s->bell);
+    segment_close(&s->control_segment);
+    segment_close(&s->device_segment);
+}
+
+#endif

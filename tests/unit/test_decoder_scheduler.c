@@ -1,0 +1,636 @@
+/* The scheduler over a store that runs as a thread of the test: what requests get must equal a plain greedy
+ * loop over the forward pass; ends, refusals and faults must hit those whom they concern, and nobody else. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/alloc.h"
+#include "decoder/scheduler.h"
+#include "tests/unit/decoder_model.h"
+#include "tests/unit/decoder_store.h"
+
+enum { EVENTS_MAX = 4096, CHUNK = 16, PROMPT = 40 };
+
+struct result { /* of one request */
+    uint32_t tokens[STORE_CONTEXT];
+    uint32_t count, progress, done; /* done: DONE messages */
+    struct msg_done last;
+};
+
+struct rig {
+    struct model *model;
+    const struct model_config *config;
+    struct pass *pass;
+    struct kv_layout layout;
+    struct store store;
+    struct stepper *stepper;
+    struct scheduler *scheduler;
+    uint8_t *eos;
+    struct result results[64];    /* by request */
+    struct msg asked[EVENTS_MAX]; /* of the store, not answered yet */
+    uint32_t asked_count;
+    uint32_t index_used[STORE_SEQUENCES]; /* request, 0: free */
+    uint32_t told[64];                    /* positions that the retriever has, by request */
+    uint32_t places;                      /* sequences that the store takes */
+    uint32_t opened, closed, selects;
+};
+
+/* A token goes out only when it stands in a record that was posted. */
+static void check_recorded(struct rig *g, uint32_t token)
+{
+    uint32_t step = stepper_next(g->stepper) - 1;
+    assert_true(flag_reached(control_flag_at(g->store.control, FLAG_STEP_POSTED), step));
+    const struct step_record *r = control_step_at(g->store.control, step);
+    uint32_t i = 0;
+    while (i < r->tokens && r->token[i] != token)
+        i++;
+    assert_true(i < r->tokens);
+}
+
+static void take_client(struct rig *g, const struct msg *msg)
+{
+    struct result *to = &g->results[msg->id];
+    assert_int_equal(to->done, 0);
+    if (msg->kind == MSG_TOKEN) {
+        for (uint32_t i = 0; i < msg->token.tokens.count; i++) {
+            check_recorded(g, msg->token.tokens.at[i]);
+            to->tokens[to->count++] = msg->token.tokens.at[i];
+        }
+    } else if (msg->kind == MSG_PROGRESS) {
+        assert_true(msg->progress.done > to->progress);
+        to->progress = msg->progress.done;
+    } else {
+        assert_int_equal(msg->kind, MSG_DONE);
+        to->last = msg->done;
+        to->done++;
+    }
+}
+
+/* Checks that the retriever hears every token once, in order. */
+static void take_retriever(struct rig *g, const struct msg *msg)
+{
+    if (msg->kind != MSG_STEP)
+        return;
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < msg->step.entry_count; i++) {
+        const struct msg_step_entry *e = &msg->step.entries[i];
+        assert_int_equal(e->position, g->told[e->sequence]);
+        g->told[e->sequence] += e->count;
+        g->selects += e->flags & STEP_ENTRY_SELECT;
+        at += e->count;
+    }
+    assert_int_equal(at, msg->step.tokens.count);
+}
+
+static void take(void *arg, enum scheduler_target target, const struct msg *msg)
+{
+    struct rig *g = arg;
+    struct msg copy = *msg;
+    if (target == SCHEDULER_TO_CLIENT)
+        take_client(g, msg);
+    else if (target == SCHEDULER_TO_RETRIEVER)
+        take_retriever(g, msg);
+    else
+        g->asked[g->asked_count++] = copy;
+    mem_free(&copy.memory);
+}
+
+static void rig_open(struct rig *g)
+{
+    memset(g, 0, sizeof *g);
+    struct err err = {0};
+    if (model_open(decoder_model(), &g->model, &err) < 0)
+        fail_msg("%s", err.text);
+    g->config = model_config(g->model);
+    struct pass_options options = {2, COMPUTE_ISA_AUTO, CHUNK, STORE_SEQUENCES, STORE_SEQUENCES};
+    assert_int_equal(pass_create(g->model, &options, &g->pass, &err), 0);
+    g->layout = (struct kv_layout){.layers = g->config->layers,
+                                   .row_heads = g->config->kv_heads,
+                                   .selection_heads = g->config->kv_heads,
+                                   .piece_bytes = 4 * g->config->head_dim,
+                                   .dtype = DTYPE_F16,
+                                   .context_max = STORE_CONTEXT};
+    layout_set_groups(&g->layout, 2);
+    store_start(&g->store, &g->layout, 2);
+    struct stepper_attachment attachment = {g->layout, g->store.control, g->store.device, g->store.bell, 2};
+    g->stepper = stepper_create(&attachment, g->pass);
+    g->eos = mem_alloc(g->config->vocab, 1);
+    struct scheduler_options so = {.vocab = g->config->vocab,
+                                   .context = STORE_CONTEXT,
+                                   .list_max = STORE_CONTEXT,
+                                   .sequences = STORE_SEQUENCES,
+                                   .chunk = CHUNK,
+                                   .head = 77,
+                                   .eos = g->eos,
+                                   .emit = take,
+                                   .arg = g};
+    g->scheduler = scheduler_create(&so, g->stepper, g->pass);
+    g->places = STORE_SEQUENCES;
+}
+
+static void rig_close(struct rig *g)
+{
+    store_stop(&g->store);
+    scheduler_free(&g->scheduler);
+    stepper_free(&g->stepper);
+    pass_free(&g->pass);
+    model_free(&g->model);
+    mem_free(&g->eos);
+}
+
+static void answer_open(struct rig *g, const struct msg *ask)
+{
+    struct msg msg = {.kind = MSG_GRANT, .id = ask->id};
+    uint32_t i = 0;
+    while (i < g->places && g->index_used[i])
+        i++;
+    g->opened++;
+    if (i == g->places) {
+        msg.kind = MSG_ERROR;
+        msg.error.code = -ENOSPC;
+        snprintf(msg.error.text, sizeof msg.error.text, "no room");
+    } else {
+        g->index_used[i] = (uint32_t)ask->id;
+        msg.grant = (struct msg_grant){ask->id, i, 0};
+    }
+    scheduler_store(g->scheduler, &msg);
+}
+
+static void answer_close(struct rig *g, const struct msg *ask)
+{
+    struct msg msg = {.kind = MSG_CLOSED, .id = ask->id};
+    msg.closed.sequence = ask->id;
+    msg.closed.counters.steps = 123;
+    for (uint32_t i = 0; i < STORE_SEQUENCES; i++)
+        if (g->index_used[i] == ask->id)
+            g->index_used[i] = 0;
+    g->closed++;
+    scheduler_store(g->scheduler, &msg);
+}
+
+static void answer(struct rig *g)
+{
+    for (uint32_t i = 0; i < g->asked_count; i++)
+        if (g->asked[i].kind == MSG_OPEN)
+            answer_open(g, &g->asked[i]);
+        else
+            answer_close(g, &g->asked[i]);
+    g->asked_count = 0;
+}
+
+/* Turns until nothing is left to do. */
+static void finish(struct rig *g)
+{
+    struct err err = {0};
+    struct scheduler_figures f;
+    int turns = 0;
+    do {
+        if (scheduler_turn(g->scheduler, &err) < 0)
+            fail_msg("%s", err.text);
+        answer(g);
+        scheduler_figures(g->scheduler, &f);
+        assert_true(++turns < 5000);
+    } while (f.running + f.waiting > 0);
+    for (uint32_t i = 0; i < STORE_SEQUENCES; i++)
+        assert_int_equal(g->index_used[i], 0);
+}
+
+static void turn(struct rig *g)
+{
+    struct err err = {0};
+    assert_true(scheduler_turn(g->scheduler, &err) >= 0);
+    answer(g);
+}
+
+static uint32_t prompt_id(const struct rig *g, uint32_t seed, uint32_t i)
+{
+    return (seed * 7919u + i * 104729u + i * i * 31u) % g->config->vocab;
+}
+
+static struct msg_generate plain(uint32_t max_tokens, uint32_t flags, uint32_t selection)
+{
+    return (struct msg_generate){.flags = flags,
+                                 .max_tokens = max_tokens,
+                                 .selection = selection,
+                                 .budget = 128,
+                                 .sinks = 4,
+                                 .window = 16,
+                                 .sampling = {.top_p = 1, .repeat_penalty = 1}};
+}
+
+static void ask(struct rig *g, uint32_t request, uint32_t seed, uint32_t prompt, struct msg_generate generate)
+{
+    uint32_t *ids = malloc((prompt + 1) * sizeof *ids);
+    for (uint32_t i = 0; i < prompt; i++)
+        ids[i] = prompt_id(g, seed, i);
+    struct msg msg = {.kind = MSG_GENERATE, .id = 900, .memory = ids, .generate = generate};
+    msg.generate.tokens = (struct msg_u32s){ids, prompt};
+    scheduler_generate(g->scheduler, request, &msg);
+}
+
+/* ---- what it must equal ---- */
+
+struct plain_kv {
+    const struct rig *rig;
+    uint8_t *base;
+    uint64_t *at;
+};
+
+static int plain_layer(void *arg, uint32_t layer, struct pass_kv *kv, struct err *err)
+{
+    (void)err;
+    struct plain_kv *p = arg;
+    uint32_t pages = STORE_CONTEXT / BLOCK_TOKENS;
+    kv->view = (struct kv_view){.base = p->base,
+                                .at = p->at + layer * pages,
+                                .page_tokens = BLOCK_TOKENS,
+                                .piece_bytes = p->rig->layout.piece_bytes,
+                                .type = DTYPE_F16};
+    return 0;
+}
+
+static void greedy(const struct rig *g, uint32_t seed, uint32_t prompt, uint32_t count, uint32_t *ret)
+{
+    uint32_t pages = STORE_CONTEXT / BLOCK_TOKENS, all = g->layout.layers * pages;
+    struct plain_kv kv = {g, mem_alloc_aligned(all, g->store.control->page_bytes), mem_alloc(all, 8)};
+    for (uint32_t i = 0; i < all; i++)
+        kv.at[i] = i * g->store.control->page_bytes;
+    struct pass_source source = {.layer = plain_layer, .arg = &kv};
+    for (uint32_t p = 0; p + 1 < prompt + count; p++) {
+        uint32_t id = p < prompt ? prompt_id(g, seed, p) : ret[p - prompt], best = 0;
+        struct pass_entry entry = {&id, p, 1, 1};
+        assert_int_equal(pass_run(g->pass, &entry, 1, &source, NULL), 0);
+        const float *row = pass_logits(g->pass, 0);
+        for (uint32_t i = 1; i < g->config->vocab; i++)
+            best = row[i] > row[best] ? i : best;
+        if (p + 1 >= prompt)
+            ret[p + 1 - prompt] = best;
+    }
+    mem_free(&kv.base);
+    mem_free(&kv.at);
+}
+
+static void check_greedy(const struct rig *g, uint32_t request, uint32_t seed, uint32_t prompt,
+                         uint32_t count)
+{
+    uint32_t want[STORE_CONTEXT];
+    const struct result *r = &g->results[request];
+    greedy(g, seed, prompt, count, want);
+    assert_int_equal(r->done, 1);
+    assert_int_equal(r->count, count);
+    assert_memory_equal(r->tokens, want, count * sizeof *want);
+    assert_int_equal(r->last.reason, FINISH_LENGTH);
+    assert_int_equal(r->last.prompt_tokens, prompt);
+    assert_int_equal(r->last.generated_tokens, count);
+    assert_int_equal(r->last.counters.steps, 123);
+    assert_int_equal(r->progress, prompt);
+}
+
+/* ---- tests ---- */
+
+/* Full and sparse of all modes together, more than there are places, all residencies. */
+static void test_mixture(void **state)
+{
+    (void)state;
+    static struct rig g;
+    rig_open(&g);
+    for (uint32_t offloaded = 0; offloaded < 3; offloaded++) {
+        atomic_store(&g.store.offloaded_from, offloaded == 0 ? g.layout.layers : offloaded == 1 ? 0 : 1);
+        memset(g.results, 0, sizeof g.results);
+        memset(g.told, 0, sizeof g.told);
+        for (uint32_t i = 1; i <= 6; i++)
+            ask(&g, i + 10 * offloaded, i, PROMPT + 5 * i,
+                plain(8 + i, i % 4 == 0 ? GENERATE_FULL : 0, i % 4 == 0 ? 0 : i % 4 - 1));
+        finish(&g);
+        for (uint32_t i = 1; i <= 6; i++)
+            check_greedy(&g, i + 10 * offloaded, i, PROMPT + 5 * i, 8 + i);
+    }
+    rig_close(&g);
+}
+
+/* Cancelled while queued, in prefill and while decoding; the others get what they would have got. */
+static void test_cancel(void **state)
+{
+    (void)state;
+    static struct rig g;
+    rig_open(&g);
+    g.places = 3;
+    for (uint32_t i = 1; i <= 6; i++)
+        ask(&g, i, i, PROMPT, plain(20, 0, SELECTION_CURRENT));
+    scheduler_cancel(g.scheduler, 6);
+    assert_int_equal(g.results[6].done, 1);
+    turn(&g);
+    turn(&g);
+    scheduler_cancel(g.scheduler, 3); /* waits for its first chunk, or has one */
+    scheduler_cancel(g.scheduler, 99);
+    while (g.results[1].count < 3)
+        turn(&g);
+    scheduler_cancel(g.scheduler, 1);
+    finish(&g);
+    static const uint32_t cancelled[] = {6, 3, 1}, others[] = {2, 4, 5};
+    for (unsigned i = 0; i < 3; i++) {
+        assert_int_equal(g.results[cancelled[i]].done, 1);
+        assert_int_equal(g.results[cancelled[i]].last.reason, FINISH_CANCELLED);
+        assert_int_equal(g.results[cancelled[i]].last.generated_tokens, g.results[cancelled[i]].count);
+        check_greedy(&g, others[i], others[i], PROMPT, 20);
+    }
+    assert_true(g.results[1].count >= 3 && g.results[1].count < 20);
+    rig_close(&g);
+}
+
+/* A store with one place: everyone gets a turn; one without any: the refusal's text comes back. */
+static void test_no_room(void **state)
+{
+    (void)state;
+    static struct rig g;
+    rig_open(&g);
+    g.places = 1;
+    for (uint32_t i = 1; i <= 3; i++)
+        ask(&g, i, i, 20, plain(4, GENERATE_FULL, 0));
+    finish(&g);
+    for (uint32_t i = 1; i <= 3; i++)
+        check_greedy(&g, i, i, 20, 4);
+    g.places = 0;
+    ask(&g, 4, 4, 20, plain(4, 0, 0));
+    finish(&g);
+    assert_int_equal(g.results[4].last.reason, FINISH_ERROR);
+    assert_int_equal(g.results[4].last.code, -ENOSPC);
+    assert_non_null(strstr(g.results[4].last.text, "no room"));
+    rig_close(&g);
+}
+
+static void check_error(const struct rig *g, uint32_t request, int code, const char *words)
+{
+    const struct msg_done *d = &g->results[request].last;
+    assert_int_equal(g->results[request].done, 1);
+    assert_int_equal(d->reason, FINISH_ERROR);
+    assert_int_equal(d->code, code);
+    if (!strstr(d->text, words))
+        fail_msg("\"%s\" does not name \"%s\"", d->text, words);
+}
+
+static void test_context_edges(void **state)
+{
+    (void)state;
+    static struct rig g;
+    rig_open(&g);
+    ask(&g, 1, 1, STORE_CONTEXT, plain(4, 0, 0));
+    ask(&g, 2, 2, 10 * STORE_CONTEXT, plain(4, 0, 0));
+    ask(&g, 3, 3, 0, plain(4, 0, 0));
+    check_error(&g, 1, -E2BIG, "n_prompt 256, n_ctx 256");
+    check_error(&g, 2, -E2BIG, "n_prompt 2560, n_ctx 256");
+    check_error(&g, 3, -EINVAL, "tokens");
+    ask(&g, 4, 4, 10, plain(0, 0, 0));
+    assert_int_equal(g.results[4].done, 1);
+    assert_int_equal(g.results[4].last.reason, FINISH_LENGTH);
+    assert_int_equal(g.results[4].last.generated_tokens, 0);
+    ask(&g, 5, 5, STORE_CONTEXT - 1, plain(UINT32_MAX, GENERATE_FULL, 0));
+    ask(&g, 6, 6, STORE_CONTEXT - 3, plain(UINT32_MAX, GENERATE_FULL, SELECTION_MIXED));
+    finish(&g);
+    check_greedy(&g, 5, 5, STORE_CONTEXT - 1, 1);
+    check_greedy(&g, 6, 6, STORE_CONTEXT - 3, 3);
+    rig_close(&g);
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    static struct rig g;
+    rig_open(&g);
+    struct msg_generate p = plain(4, 0, 3);
+    ask(&g, 1, 1, 10, p);
+    check_error(&g, 1, -EINVAL, "selection");
+    p = plain(4, 0, 0);
+    p.budget = 20;
+    ask(&g, 2, 1, 10, p);
+    check_error(&g, 2, -EINVAL, "budget");
+    p.budget = STORE_CONTEXT + 1;
+    ask(&g, 3, 1, 10, p);
+    check_error(&g, 3, -EINVAL, "budget");
+    p = plain(4, 0, 0);
+    p.sampling.temperature = -1;
+    ask(&g, 4, 1, 10, p);
+    check_error(&g, 4, -EINVAL, "temperature");
+    struct msg msg = {.kind = MSG_GENERATE, .generate = plain(4, 0, 0)};
+    uint32_t *id = malloc(sizeof *id);
+    *id = g.config->vocab;
+    msg.memory = id;
+    msg.generate.tokens = (struct msg_u32s){id, 1};
+    scheduler_generate(g.scheduler, 5, &msg);
+    check_error(&g, 5, -EINVAL, "tokens[0]");
+    rig_close(&g);
+}
+
+/* An end-of-sequence token, and stop ids, end it with "stop" and are not part of what is sent. */
+static void test_stop(void **state)
+{
+    (void)state;
+    static struct rig g;
+    rig_open(&g);
+    uint32_t want[12], stop;
+    greedy(&g, 3, 30, 12, want);
+    uint32_t at = 11;
+    while (at > 0) { /* the last id that did not occur before */
+        uint32_t i = 0;
+        while (i < at && want[i] != want[at])
+            i++;
+        if (i == at)
+            break;
+        at--;
+    }
+    stop = want[at];
+    struct msg_generate p = plain(12, GENERATE_FULL, 0);
+    p.stop_ids = (struct msg_u32s){&stop, 1};
+    ask(&g, 1, 3, 30, p);
+    finish(&g);
+    assert_int_equal(g.results[1].last.reason, FINISH_STOP);
+    assert_int_equal(g.results[1].count, at);
+    g.eos[stop] = 1;
+    ask(&g, 2, 3, 30, plain(12, 0, 0));
+    ask(&g, 3, 3, 30, plain(12, GENERATE_IGNORE_EOS, 0));
+    finish(&g);
+    assert_int_equal(g.results[2].last.reason, FINISH_STOP);
+    assert_int_equal(g.results[2].count, at);
+    assert_memory_equal(g.results[2].tokens, want, at * sizeof *want);
+    check_greedy(&g, 3, 3, 30, 12);
+    rig_close(&g);
+}
+
+/* The same seed gives the same tokens, whatever runs beside it. */
+static void test_sampling(void **state)
+{
+    (void)state;
+    static struct rig g;
+    rig_open(&g);
+    struct msg_generate p = plain(16, 0, 0);
+    p.sampling.temperature = 1.5f;
+    p.sampling.seed = 42;
+    ask(&g, 1, 3, 30, p);
+    finish(&g);
+    ask(&g, 2, 5, 30, plain(16, GENERATE_FULL, 0));
+    ask(&g, 3, 3, 30, p);
+    p.sampling.seed = 43;
+    ask(&g, 4, 3, 30, p);
+    finish(&g);
+    assert_int_equal(g.results[1].count, 16);
+    assert_memory_equal(g.results[1].tokens, g.results[3].tokens, 16 * sizeof(uint32_t));
+    assert_memory_not_equal(g.results[1].tokens, g.results[4].tokens, 16 * sizeof(uint32_t));
+    rig_close(&g);
+}
+
+/* Faults of one sequence's tables or rows end that one by name, and leave its neighbour alone. */
+static void test_faults(void **state)
+{
+    (void)state;
+    static const struct {
+        enum store_fault fault;
+        int code;
+        const char *words;
+        int offloaded;
+    } cases[] = {
+        {STORE_DROPS, -ENOSPC, "the store ended the sequence", 0},
+        {STORE_BAD_PAGE, -EPROTO, "page outside", 0},
+        {STORE_BAD_SLOT, -EPROTO, "slot that does not exist", 1},
+        {STORE_BAD_SLAB, -EPROTO, "slab outside", 1},
+        {STORE_BAD_LIST, -EPROTO, "position that is not there", 0},
+        {STORE_LONG_LIST, -EPROTO, "length", 0},
+        {STORE_POISONS_ROW, -EDOM, "non-finite logits at position", 0},
+    };
+    static struct rig g;
+    rig_open(&g);
+    for (uint32_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        uint32_t a = 2 * i + 1, b = 2 * i + 2;
+        atomic_store(&g.store.fault, STORE_SOUND);
+        atomic_store(&g.store.offloaded_from, cases[i].offloaded ? 0 : g.layout.layers);
+        ask(&g, a, 1, 20, plain(30, 0, SELECTION_CURRENT));
+        ask(&g, b, 2, 20, plain(30, 0, SELECTION_CURRENT));
+        while (g.results[b].count < 2)
+            turn(&g);
+        atomic_store(&g.store.fault_sequence, g.index_used[0] == a ? 0 : 1);
+        atomic_store(&g.store.fault, cases[i].fault);
+        while (!g.results[a].done)
+            turn(&g);
+        atomic_store(&g.store.fault, STORE_SOUND);
+        finish(&g);
+        check_error(&g, a, cases[i].code, cases[i].words);
+        check_greedy(&g, b, 2, 20, 30);
+    }
+    rig_close(&g);
+}
+
+/* The store dies while a step waits for it. */
+static void *abort_when_posted(void *arg)
+{
+    struct rig *g = arg;
+    flag_wait(control_flag_at(g->store.control, FLAG_STEP_POSTED), g->store.control->first_step,
+              clock_now_ns() + 20 * CLOCK_S, 0);
+    flag_abort_all(g->store.control);
+    return NULL;
+}
+
+static void test_abort(void **state)
+{
+    (void)state;
+    static struct rig g;
+    rig_open(&g);
+    struct err err = {0};
+    pthread_t thread;
+    atomic_store(&g.store.fault, STORE_SILENT);
+    ask(&g, 1, 1, 20, plain(4, 0, 0));
+    turn(&g);
+    assert_int_equal(pthread_create(&thread, NULL, abort_when_posted, &g), 0);
+    assert_int_equal(scheduler_turn(g.scheduler, &err), -ECANCELED);
+    pthread_join(thread, NULL);
+    assert_non_null(strstr(err.text, "step 5"));
+    assert_int_equal(stepper_times(g.stepper)->waits_broken, 1);
+    rig_close(&g);
+}
+
+/* Selections are asked for each decoded token; with a set of the token before, for the prompt's last one
+ * too. */
+static void test_selects(void **state)
+{
+    (void)state;
+    static struct rig g;
+    rig_open(&g);
+    for (uint32_t mode = SELECTION_CURRENT; mode <= SELECTION_MIXED; mode++) {
+        g.selects = 0;
+        ask(&g, mode + 1, 1, 20, plain(5, 0, mode));
+        finish(&g);
+        assert_int_equal(g.selects, mode == SELECTION_CURRENT ? 4 : 5);
+        assert_int_equal(g.told[mode + 1], 24);
+    }
+    g.selects = 0;
+    ask(&g, 9, 1, 20, plain(5, GENERATE_FULL, 0));
+    finish(&g);
+    assert_int_equal(g.selects, 0);
+    assert_int_equal(g.told[9], 0);
+    struct err err = {0};
+    ask(&g, 10, 1, 20, plain(5, 0, 0));
+    assert_int_equal(scheduler_retriever_ready(g.scheduler, 0, &err), 0);
+    turn(&g);
+    check_error(&g, 10, -EHOSTUNREACH, "retriever is gone");
+    assert_int_equal(scheduler_retriever_ready(g.scheduler, 1, &err), 0);
+    ask(&g, 11, 1, 20, plain(5, 0, 0));
+    turn(&g);
+    assert_int_equal(scheduler_retriever_ready(g.scheduler, 0, &err), -EPIPE);
+    rig_close(&g);
+}
+
+/* With offloaded layers dense steps are cut to what the store can stage, and a sequence that is longer
+ * ends. */
+static void test_staging(void **state)
+{
+    (void)state;
+    static struct rig g;
+    rig_open(&g);
+    atomic_store(&g.store.offloaded_from, 1);
+    for (uint32_t i = 1; i <= 3; i++)
+        ask(&g, i, i, 40 + 15 * i, plain(10, GENERATE_FULL, 0));
+    finish(&g);
+    for (uint32_t i = 1; i <= 3; i++)
+        check_greedy(&g, i, i, 40 + 15 * i, 10);
+    ask(&g, 4, 4, STORE_STAGING + 1, plain(4, GENERATE_FULL, 0));
+    ask(&g, 5, 5, STORE_STAGING - 2, plain(4, GENERATE_FULL, 0));
+    finish(&g);
+    check_error(&g, 4, -ENOSPC, "expected at most 192");
+    check_error(&g, 5, -ENOSPC, "expected at most 192");
+    assert_int_equal(g.results[5].count, 2); /* the third was sampled, not recorded */
+    rig_close(&g);
+}
+
+/* The resident set that the store proposes is taken over at the next step boundary. */
+static void test_residents(void **state)
+{
+    (void)state;
+    static struct rig g;
+    rig_open(&g);
+    flag_raise(control_flag_at(g.store.control, FLAG_RESIDENT_PROPOSED), 3);
+    ask(&g, 1, 1, 20, plain(5, 0, 0));
+    finish(&g);
+    assert_true(flag_reached(control_flag_at(g.store.control, FLAG_RESIDENT_ACKED), 3));
+    assert_int_equal(control_step_at(g.store.control, g.store.control->first_step)->resident_version, 3);
+    check_greedy(&g, 1, 1, 20, 5);
+    rig_close(&g);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_mixture),   cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_no_room),   cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_stop),      cmocka_unit_test(test_context_edges),
+        cmocka_unit_test(test_sampling),  cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_abort),     cmocka_unit_test(test_selects),
+        cmocka_unit_test(test_residents), cmocka_unit_test(test_staging),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

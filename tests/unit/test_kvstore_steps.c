@@ -1,0 +1,126 @@
+/* Steps through the planner with rows that say where they belong: dense and sparse, all selection modes, all
+ * residency levels and changes of it, staging, write-back, slots under pressure. */
+#include "tests/unit/kvstore_fake.h"
+
+static const struct fake_open OPEN_SPARSE = {
+    .prompt = 300, .capacity = 700, .budget = 96, .sinks = 4, .window = 16};
+
+static void test_dense_at_every_residency(void **state)
+{
+    (void)state;
+    for (int32_t runs = 0; runs <= 3; runs++) {
+        struct planner_options options = fake_options();
+        struct fake *f = fake_create(&options, 1 + (uint64_t)runs);
+        planner_force(f->planner, runs);
+        struct fake_open open = {.prompt = 333, .capacity = 400, .token_seed = 1};
+        struct fake_sequence *a = &f->sequences[0], *b = &f->sequences[1];
+        fake_open(f, a, 11, &open);
+        open.token_seed = 2;
+        fake_open(f, b, 12, &open);
+        fake_prefill(f, a);
+        assert_int_equal(f->planner->residency.resident, runs);
+        fake_prefill(f, b);
+        for (uint32_t i = 0; i < 70; i++) { /* full attention over both, through a page boundary */
+            struct fake_step step = {.kind = STEP_DENSE, .entries = 2, .sequence = {a, b}, .count = {1, 1}};
+            if (a->next == 400)
+                break;
+            fake_dense(f, &step);
+        }
+        fake_check_host(f, a, 0, a->next);
+        fake_check_host(f, b, 0, b->next);
+        fake_free(f);
+    }
+}
+
+/* One run: several sequences, `steps` sparse steps, residency forced about. */
+static void run_sparse(uint64_t seed, uint32_t selection, int32_t runs, bool no_elastic)
+{
+    struct planner_options options = fake_options();
+    options.no_elastic = no_elastic;
+    struct fake *f = fake_create(&options, seed);
+    uint32_t n = 3, budgets[] = {96, 60, 200};
+    planner_force(f->planner, runs < 0 ? (int32_t)fake_random(f, 4) : runs);
+    for (uint32_t i = 0; i < n; i++) {
+        struct fake_open open = OPEN_SPARSE;
+        open.budget = budgets[i];
+        open.prompt = 250 + fake_random(f, 100);
+        open.token_seed = 10 + i;
+        fake_open(f, &f->sequences[i], 100 + i, &open);
+        fake_prefill(f, &f->sequences[i]);
+        if (selection != SELECTION_CURRENT) { /* the last token of the prompt has a selection too */
+            struct fake_step last = {.entries = 1, .sequence = {&f->sequences[i]}};
+            f->step--;
+            fake_select(f, &last, (uint32_t)-1);
+            f->step++;
+        }
+    }
+    for (uint32_t i = 0; i < 210; i++) {
+        if (runs < 0 && fake_random(f, 12) == 0)
+            planner_force(f->planner, (int32_t)fake_random(f, 4));
+        while (planner_idle(f->planner, clock_now_ns()) && fake_random(f, 3))
+            continue;
+        struct fake_step step = {.selection = selection, .late_topk = fake_random(f, 2)};
+        if (selection == SELECTION_MIXED)
+            step.early_layers = fake_random(f, 14);
+        for (uint32_t k = 0; k < n; k++)
+            if (selection != SELECTION_CURRENT || fake_random(f, 4))
+                step.sequence[step.entries++] = &f->sequences[k];
+        if (step.entries)
+            fake_sparse(f, &step);
+    }
+    assert_int_equal(f->reselects, 0);
+    assert_int_equal(f->broken, 0);
+    for (uint32_t i = 0; i < n; i++) {
+        fake_check_host(f, &f->sequences[i], 0, f->sequences[i].next);
+        fake_close(f, &f->sequences[i]);
+        const struct kv_counters *c = &f->last_closed.counters;
+        assert_true(c->kept <= c->selected);
+        if (runs == 0 && no_elastic)
+            assert_true(c->bytes_loaded >= c->bytes_if_reloaded * 9 / 10 &&
+                        c->bytes_loaded <= c->bytes_if_reloaded);
+        if (runs == 0 && !no_elastic)
+            assert_true(c->bytes_loaded > 0 && c->bytes_loaded < c->bytes_if_reloaded);
+        if (runs == 3)
+            assert_int_equal(c->rows_loaded, 0);
+    }
+    fake_free(f);
+}
+
+static void test_sparse_current(void **state)
+{
+    (void)state;
+    for (int32_t runs = -1; runs <= 3; runs++)
+        run_sparse(20 + (uint64_t)runs, SELECTION_CURRENT, runs, false);
+}
+
+static void test_sparse_previous(void **state)
+{
+    (void)state;
+    for (int32_t runs = -1; runs <= 3; runs++)
+        run_sparse(30 + (uint64_t)runs, SELECTION_PREVIOUS, runs, false);
+}
+
+static void test_sparse_mixed(void **state)
+{
+    (void)state;
+    for (int32_t runs = -1; runs <= 3; runs++)
+        run_sparse(40 + (uint64_t)runs, SELECTION_MIXED, runs, false);
+}
+
+static void test_sparse_without_elastic(void **state)
+{
+    (void)state;
+    run_sparse(50, SELECTION_CURRENT, 0, true);
+    run_sparse(51, SELECTION_PREVIOUS, -1, true);
+    run_sparse(52, SELECTION_MIXED, -1, true);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_dense_at_every_residency), cmocka_unit_test(test_sparse_current),
+        cmocka_unit_test(test_sparse_previous),          cmocka_unit_test(test_sparse_mixed),
+        cmocka_unit_test(test_sparse_without_elastic),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
