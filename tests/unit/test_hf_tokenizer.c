@@ -382,10 +382,15 @@ static void test_same_fingerprint(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shared_qwen), cmocka_unit_test(test_shared_llama),
-        cmocka_unit_test(test_forms),       cmocka_unit_test(test_sentencepiece),
-        cmocka_unit_test(test_refused),     cmocka_unit_test(test_nesting),
-        cmocka_unit_test(test_truncated),   cmocka_unit_test(test_passes),
+        cmocka_unit_test(test_shared_qwen),
+        cmocka_unit_test(test_shared_llama),
+        cmocka_unit_test(test_forms),
+        cmocka_unit_test(test_sentencepiece),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_nesting),
+        cmocka_unit_test(test_truncated),
+        cmocka_unit_test(test_passes),
+        cmocka_unit_test(test_same_fingerprint),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
