@@ -27,11 +27,6 @@ static const char usage[] = "usage: specontext inspect MODEL [--json] [--memory 
                             "exit code 1 when they do not\n"
                             "      --json          a JSON object\n";
 
-struct type_bytes {
-    uint64_t bytes;
-    uint32_t tensors;
-};
-
 struct facts {
     const struct model *model;
     const struct model_config *config;
@@ -39,38 +34,16 @@ struct facts {
     struct err tokenizer_why;
     const char *chat; /* name of the template, or NULL */
     struct err chat_why;
-    struct type_bytes types[DTYPE_MAX];
+    struct model_type_use types[DTYPE_MAX];
     uint64_t weight_bytes, kv_token_bytes, memory;
 };
-
-static void count(struct facts *f, const struct model_tensor *t)
-{
-    if (!t->data)
-        return;
-    f->types[t->type].bytes += t->bytes;
-    f->types[t->type].tensors++;
-}
-
-static void count_layer(struct facts *f, const struct model_layer *l)
-{
-    const struct model_tensor *const all[] = {&l->attn_norm, &l->wq,     &l->wk,     &l->wv,    &l->wo,
-                                              &l->ffn_norm,  &l->gate,   &l->up,     &l->down,  &l->q_bias,
-                                              &l->k_bias,    &l->v_bias, &l->q_norm, &l->k_norm};
-    for (unsigned i = 0; i < sizeof all / sizeof *all; i++)
-        count(f, all[i]);
-}
 
 static void gather(struct facts *f)
 {
     const struct model *m = f->model;
     f->config = model_config(m);
     const struct model_config *c = f->config;
-    count(f, model_token_embedding(m));
-    count(f, model_output_norm(m));
-    if (!c->tied)
-        count(f, model_output(m));
-    for (uint32_t i = 0; i < c->layers; i++)
-        count_layer(f, &model_layers(m)[i]);
+    model_weight_types(m, f->types);
     f->weight_bytes = model_weight_bytes(m);
     f->kv_token_bytes = (uint64_t)2 * c->layers * c->kv_heads * c->head_dim * KV_BYTES;
     if (tokenizer_create(m, &f->tokenizer, &f->tokenizer_why) == 0)

@@ -94,6 +94,13 @@ const char *model_path(const struct model *model);
 const char *model_name(const struct model *model);      /* general.name, or the file's name; never NULL */
 uint64_t model_weight_bytes(const struct model *model); /* of all tensors, once each */
 
+/* Tensors and their bytes by element type, as the files have them. */
+struct model_type_use {
+    uint64_t bytes;
+    uint32_t tensors;
+};
+void model_weight_types(const struct model *model, struct model_type_use ret[DTYPE_MAX]);
+
 /* The tokenizer's data, or NULL when the file has none. Lives as long as the model. */
 const struct vocab *model_vocab(const struct model *model);
 
