@@ -19,6 +19,7 @@ struct pass;
 struct pass_options {
     int threads; /* >= 1 */
     enum compute_isa isa;
+    enum compute_activations activations;
     uint32_t tokens_max; /* of one call, all entries together */
     uint32_t entries_max;
     uint32_t logits_max; /* rows of logits of one call */

@@ -239,6 +239,7 @@ static void snapshot_sequences(const struct planner *p, struct worker_stats *s)
                                                                  .index = q->index,
                                                                  .next = q->next,
                                                                  .committed = q->committed,
+                                                                 .prompt = q->prompt_tokens,
                                                                  .capacity = q->capacity,
                                                                  .budget = q->budget,
                                                                  .attached = q->attached};
