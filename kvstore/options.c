@@ -27,6 +27,7 @@ enum option_id {
     OPT_NO_ELASTIC,
     OPT_NO_PREFIX,
     OPT_NO_OFFLOAD,
+    OPT_OFFLOAD_LAYERS,
     OPT_POISON,
     OPT_HELP,
     OPT_COUNT
@@ -46,6 +47,7 @@ static const struct option_text TEXTS[OPT_COUNT] = {
     [OPT_NO_ELASTIC] = {"no-elastic", NULL, "gather every selection whole"},
     [OPT_NO_PREFIX] = {"no-prefix", NULL, "keep no blocks for later requests"},
     [OPT_NO_OFFLOAD] = {"no-offload", NULL, "keep all layers on the device, or refuse"},
+    [OPT_OFFLOAD_LAYERS] = {"offload-layers", "N", "offload at least the last N layers (default 0)"},
     [OPT_POISON] = {"poison", NULL, "tests: fill what nobody wrote with NaN"},
     [OPT_HELP] = {"help", NULL, "this text"},
 };
@@ -117,6 +119,9 @@ static int apply(struct options *o, int id, const char *value)
         break;
     case OPT_NO_OFFLOAD:
         p->no_offload = true;
+        break;
+    case OPT_OFFLOAD_LAYERS:
+        r = parse_u32(value, 0, LIMIT_LAYERS, &p->offload_layers);
         break;
     case OPT_POISON:
         p->poison = true;

@@ -103,9 +103,19 @@ static uint32_t wanted(const struct residency *r)
     return r->runs_of[r->proposed % 64];
 }
 
+/* Runs that may be resident, memory apart. */
+static uint32_t runs_allowed(const struct planner *p)
+{
+    uint32_t runs = p->residency.runs, most = p->layout.layers;
+    most -= p->options.offload_layers < most ? p->options.offload_layers : most;
+    while (layout_run_first(&p->layout, runs) > most)
+        runs--;
+    return runs;
+}
+
 static uint32_t runs_that_fit(const struct planner *p)
 {
-    uint32_t runs = p->residency.runs;
+    uint32_t runs = runs_allowed(p);
     while (runs > 0 && residency_slabs(p, runs, NULL, false) > p->device.slabs)
         runs--;
     return runs;
@@ -118,7 +128,7 @@ static uint32_t runs_to_return(const struct planner *p)
     uint64_t slots = 0;
     for (uint32_t i = 0; i < p->options.sequences; i++)
         slots += p->sequences[i].record && p->sequences[i].attached ? p->sequences[i].slot_slabs : 0;
-    uint32_t runs = p->residency.runs, from = layout_run_first(&p->layout, wanted(&p->residency));
+    uint32_t runs = runs_allowed(p), from = layout_run_first(&p->layout, wanted(&p->residency));
     for (; runs > wanted(&p->residency); runs--) {
         uint64_t held = slots * (layout_run_first(&p->layout, runs) - from);
         if (residency_slabs(p, runs, NULL, true) + held <= p->device.slabs)

@@ -29,7 +29,7 @@ static int start_store(struct supervise *s, const struct parts_plan *plan, uint3
 {
     const struct run_options *o = plan->options;
     struct supervise_part part = {.program = client_part_program(CLIENT_KVSTORE)};
-    char text[6][NUMBER_BYTES];
+    char text[7][NUMBER_BYTES];
     supervise_arg(&part, "--log", run_options_log_name(o));
     add_number(&part, "--threads", threads, text[0]);
     add_number(&part, "--device-memory", o->device_memory, text[1]);
@@ -37,6 +37,7 @@ static int start_store(struct supervise *s, const struct parts_plan *plan, uint3
     add_number(&part, "--sequences", plan->sequences, text[3]);
     add_number(&part, "--slots", o->slots, text[4]);
     add_number(&part, "--budget", plan->budget, text[5]);
+    add_number(&part, "--offload-layers", o->offload_layers, text[6]);
     if (o->no_elastic)
         supervise_arg(&part, "--no-elastic", NULL);
     if (o->no_prefix)

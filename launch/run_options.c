@@ -69,6 +69,9 @@ static const struct option_entry table[] = {
      .text = "load every selection whole, at each step"},
     {.name = "no-prefix", .kind = OPTION_FLAG, AT(no_prefix), .group = MEMORY,
      .text = "do not start from KV of an equal beginning"},
+    {.name = "offload-layers", .kind = OPTION_UINT, AT(offload_layers), .argument = "N", .initial = "0",
+     .least = 0, .most = LIMIT_LAYERS, .group = MEMORY,
+     .text = "offload at least the last N layers, whatever the device holds"},
     {.name = "no-offload", .kind = OPTION_FLAG, AT(no_offload), .group = MEMORY,
      .text = "keep every layer on the device"},
     {.name = "temp", .kind = OPTION_FLOAT, AT(temperature), .argument = "T", .initial = "0", .least = 0,
@@ -130,6 +133,8 @@ static int check(const struct run_options *o, struct err *err)
         return err_set(err, -EINVAL,
                        "--budget: found %u, expected more than sinks + window + the token itself (%llu)",
                        o->budget, (unsigned long long)pinned);
+    if (o->no_offload && o->offload_layers)
+        return err_set(err, -EINVAL, "--offload-layers: not together with --no-offload");
     if (o->context == 1)
         return err_set(err, -EINVAL, "--ctx-size: found 1, expected 0 or at least 2");
     return 0;

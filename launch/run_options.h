@@ -28,6 +28,7 @@ struct run_options {
     uint32_t context;                    /* 0: the model's */
     uint64_t device_memory, host_memory; /* bytes; 0: the store's default */
     uint32_t slots, sequences;           /* 0: default */
+    uint32_t offload_layers;
     bool no_elastic, no_prefix, no_offload, poison;
     uint32_t activations; /* 0 f32, 1 q8 */
     uint32_t cores; /* 0: all that are online */

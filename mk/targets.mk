@@ -57,6 +57,7 @@ fuzz-targets: $(FUZZERS:%=$(BUILD)/tests/fuzz/%)
 bench: deps model
 	$(Q)$(AGAIN) CC=gcc SAN= all benches
 	$(Q)for b in $(BENCHES); do echo "== $$b"; build/gcc/bench/$$b || exit 1; done
+	$(Q)echo "== elastic loading"; bench/elastic.sh build/bin models/SmolLM2-135M-Instruct.Q4_1.gguf
 
 # The programs find each other beside themselves, so they go into one folder.
 install: all

@@ -110,7 +110,8 @@ static void residency(const char *mode)
     double offloaded = runcase_number(some.report, "layers_offloaded_max");
     assert_true(offloaded > 0 && offloaded < 30);
     assert_int_equal((int)runcase_number(none.report, "layers_offloaded_max"), 30);
-    assert_true(runcase_number(none.report, "bytes_loaded") > 0);
+    assert_true(runcase_number(some.report, "rows_loaded") > 0);
+    assert_true(runcase_number(none.report, "rows_loaded") > 0);
     runcase_free(&all);
     runcase_free(&some);
     runcase_free(&none);
@@ -132,6 +133,28 @@ static void test_residency_mixed(void **state)
 {
     (void)state;
     residency("mixed");
+}
+
+/* 18 MB hold all layers of 640 positions. The prompt fits, and so does a short answer; a long one crosses. */
+static void test_threshold_in_mid_generation(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    const char *document = runcase_document(600);
+    struct runcase roomy, tight, before;
+#define COMMON "-f", document, "--ignore-eos", "-c", "1024", "--budget", "128", "--poison"
+    RUNCASE_RUN(&roomy, COMMON, "-n", "600");
+    RUNCASE_RUN(&tight, COMMON, "-n", "600", "--device-memory", "18M");
+    RUNCASE_RUN(&before, COMMON, "-n", "100", "--device-memory", "18M");
+#undef COMMON
+    expect_equal(roomy.report, tight.report, "tokens");
+    assert_int_equal((int)runcase_number(roomy.report, "layers_offloaded_max"), 0);
+    assert_int_equal((int)runcase_number(before.report, "layers_offloaded_max"), 0);
+    assert_true(runcase_number(tight.report, "layers_offloaded_max") > 0);
+    assert_true(runcase_number(tight.report, "rows_loaded") > 0);
+    runcase_free(&roomy);
+    runcase_free(&tight);
+    runcase_free(&before);
 }
 
 static void test_elastic_loading(void **state)
@@ -263,6 +286,7 @@ int main(void)
         cmocka_unit_test(test_residency_current),
         cmocka_unit_test(test_residency_previous),
         cmocka_unit_test(test_residency_mixed),
+        cmocka_unit_test(test_threshold_in_mid_generation),
         cmocka_unit_test(test_elastic_loading),
         cmocka_unit_test(test_batch_equals_alone),
         cmocka_unit_test(test_prefix_is_used_again),
