@@ -49,7 +49,7 @@ int compute_create(const char *device, int threads, enum compute_isa isa, struct
                    struct err *err);
 void compute_free(struct compute **compute);
 
-/* "cpu reference", "cpu avx2", "cpu avx512", with " q8" after it for such activations: for logs and reports. */
+/* "cpu reference", "cpu avx2", "cpu avx512", with " q8" after it for such activations: for logs, reports. */
 const char *compute_name(const struct compute *compute);
 
 /* A weight matrix where the model file maps it: rows x cols, row-major, rows of dtype_row_bytes(type, cols). */

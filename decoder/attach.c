@@ -25,8 +25,7 @@ int attach_ask(struct attach *a, const char *path, uint64_t epoch, struct err *e
     int r = fdpass_connect(path, clock_now_ns() + CLOCK_S, &a->connection, &pid, err);
     if (r < 0)
         return r;
-    struct fdpass_frame ask = {
-        .kind = FDPASS_ASK, .epoch = epoch, .role = ROLE_DECODER};
+    struct fdpass_frame ask = {.kind = FDPASS_ASK, .epoch = epoch, .role = ROLE_DECODER};
     return fdpass_send(a->connection, &ask, NULL, err);
 }
 

@@ -106,7 +106,8 @@ int pass_create(const struct model *model, const struct pass_options *options, s
         err_set(err, r, "model: rotary frequencies: base %g, %u dimensions, factor %g make no sense",
                 (double)rope->base, rope->dims, (double)rope->factor);
     else
-        r = compute_create("cpu", options->threads, options->isa, &f->compute, err);
+        r = compute_create_with(
+            &(struct compute_options){"cpu", options->threads, options->isa, options->activations}, &f->compute, err);
     if (r < 0) {
         pass_free(&f);
         return r;
@@ -202,13 +203,14 @@ static void attention(struct pass *f, const struct model_layer *layer, int n)
     struct matrix wo = matrix_of(&layer->wo);
     compute_rmsnorm(k, f->h, f->x, layer->attn_norm.data, n, (int)c->hidden, c->rms_eps);
     account(f, &f->times.other);
-    compute_matmul(k, f->q, &wq, f->h, layer->q_bias.data, n);
-    compute_matmul(k, f->k, &wk, f->h, layer->k_bias.data, n);
-    compute_matmul(k, f->v, &wv, f->h, layer->v_bias.data, n);
+    const struct product qkv[] = {
+        {f->q, &wq, layer->q_bias.data}, {f->k, &wk, layer->k_bias.data}, {f->v, &wv, layer->v_bias.data}};
+    compute_matmul_many(k, qkv, 3, f->h, n);
     account(f, &f->times.matmul);
     if (c->qk_norm) { /* each head is a row of its own */
         compute_rmsnorm(k, f->q, f->q, layer->q_norm.data, n * (int)c->q_heads, (int)c->head_dim, c->rms_eps);
-        compute_rmsnorm(k, f->k, f->k, layer->k_norm.data, n * (int)c->kv_heads, (int)c->head_dim, c->rms_eps);
+        compute_rmsnorm(k, f->k, f->k, layer->k_norm.data, n * (int)c->kv_heads, (int)c->head_dim,
+                        c->rms_eps);
     }
     compute_rope(k, f->q, &f->rope, f->positions, n, (int)c->q_heads, (int)c->head_dim);
     compute_rope(k, f->k, &f->rope, f->positions, n, (int)c->kv_heads, (int)c->head_dim);
@@ -229,8 +231,8 @@ static void feed_forward(struct pass *f, const struct model_layer *layer, int n)
     struct matrix gate = matrix_of(&layer->gate), up = matrix_of(&layer->up), down = matrix_of(&layer->down);
     compute_rmsnorm(k, f->h, f->x, layer->ffn_norm.data, n, (int)c->hidden, c->rms_eps);
     account(f, &f->times.other);
-    compute_matmul(k, f->gate, &gate, f->h, NULL, n);
-    compute_matmul(k, f->up, &up, f->h, NULL, n);
+    const struct product both[] = {{f->gate, &gate, NULL}, {f->up, &up, NULL}};
+    compute_matmul_many(k, both, 2, f->h, n);
     account(f, &f->times.matmul);
     compute_swiglu(k, f->gate, f->gate, f->up, n, (int)c->ffn);
     account(f, &f->times.other);

@@ -1,4 +1,5 @@
-/* The forward pass of a model (model/model.h: llama, qwen2, qwen3, mistral) over tokens of one or several sequences: weights and activations, no KV.
+/* The forward pass of a model (model/model.h: llama, qwen2, qwen3, mistral) over tokens of one or several
+ * sequences: weights and activations, no KV.
  *
  * Where KV pieces lie and which positions a token attends is told by a source, layer by layer: the daemon's
  * source reads the store's tables, a test's hands out pages of its own. Nothing here knows of sockets,
@@ -18,6 +19,7 @@ struct pass;
 struct pass_options {
     int threads; /* >= 1 */
     enum compute_isa isa;
+    enum compute_activations activations;
     uint32_t tokens_max; /* of one call, all entries together */
     uint32_t entries_max;
     uint32_t logits_max; /* rows of logits of one call */

@@ -324,6 +324,7 @@ static void start_device(struct serve *s)
         .model = s->model,
         .pass = {.threads = o->threads,
                  .isa = o->isa,
+                 .activations = o->activations,
                  .tokens_max = o->chunk > o->sequences ? o->chunk : o->sequences,
                  .entries_max = o->sequences,
                  .logits_max = o->sequences},

@@ -25,6 +25,7 @@ static const struct option table[] = {
     {"chunk", required_argument, NULL, 'C'},
     {"early-layers", required_argument, NULL, 'e'},
     {"isa", required_argument, NULL, 'i'},
+    {"activations", required_argument, NULL, 'a'},
     {"help", no_argument, NULL, 'h'},
     {NULL, 0, NULL, 0},
 };
@@ -51,14 +52,17 @@ static int number(int option, long least, long most, long *ret, struct err *err)
 
 static int choose_isa(enum compute_isa *ret, struct err *err)
 {
-    static const char *const names[] = {
-        [COMPUTE_ISA_AUTO] = "auto", [COMPUTE_ISA_REFERENCE] = "reference", [COMPUTE_ISA_AVX2] = "avx2"};
-    for (unsigned i = 0; i < sizeof names / sizeof *names; i++)
-        if (!strcmp(optarg, names[i])) {
-            *ret = (enum compute_isa)i;
-            return 0;
-        }
-    return err_set(err, -EINVAL, "--isa: found '%s', expected auto, reference or avx2", optarg);
+    if (compute_isa_parse(optarg, ret) < 0)
+        return err_set(err, -EINVAL, "--isa: found '%s', expected auto, reference, avx2 or avx512", optarg);
+    return 0;
+}
+
+static int choose_activations(enum compute_activations *ret, struct err *err)
+{
+    if (strcmp(optarg, "f32") && strcmp(optarg, "q8"))
+        return err_set(err, -EINVAL, "--activations: found '%s', expected f32 or q8", optarg);
+    *ret = strcmp(optarg, "q8") ? COMPUTE_ACTIVATIONS_F32 : COMPUTE_ACTIVATIONS_Q8;
+    return 0;
 }
 
 static int take(int option, struct settings *o, struct err *err)
@@ -102,6 +106,8 @@ static int take(int option, struct settings *o, struct err *err)
         return r;
     case 'i':
         return choose_isa(&o->isa, err);
+    case 'a':
+        return choose_activations(&o->activations, err);
     case 'h':
         o->help = 1;
         return 0;
@@ -150,7 +156,9 @@ void settings_help(void)
            "      --chunk N          prompt tokens computed in one step (default %d, at most %u)\n"
            "      --early-layers N   mixed selection: layers that use the set before (default: a third)\n"
            "      --threads N        threads that compute (default: all processors)\n"
-           "      --isa NAME         auto, reference or avx2 (default auto)\n"
+           "      --isa NAME         auto, reference, avx2 or avx512 (default auto)\n"
+           "      --activations KIND what products with quantized weights take: f32, or q8 (rounded to 8 bits;\n"
+           "                         default f32)\n"
            "      --runtime DIR      directory of the sockets (default %s)\n"
            "      --lifeline FD      end when this descriptor does\n"
            "      --log LEVEL        error, warn, info or debug (default info)\n"

@@ -19,6 +19,7 @@ struct settings {
     uint32_t chunk;       /* prefill tokens a step */
     int32_t early_layers; /* mixed selection; -1: a third of the layers */
     enum compute_isa isa;
+    enum compute_activations activations;
     int help;
 };
 

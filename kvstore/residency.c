@@ -10,7 +10,7 @@
 #include "link/flag.h"
 #include "proto/memory.h"
 
-#define FILL_BLOCKS 64u /* blocks that one idle call brings back */
+#define FILL_BLOCKS 8u /* blocks that one idle call brings back: a step must not wait long behind it */
 
 void residency_init(struct planner *p, struct control_params *params)
 {
@@ -24,12 +24,9 @@ void residency_init(struct planner *p, struct control_params *params)
     if (p->options.no_offload)
         return;
     r->staging_layers = p->layout.layers - layout_run_first(&p->layout, r->runs - 1);
-    uint32_t most = p->device.slabs / 2 / (2 * r->staging_layers); /* slabs of one layer and buffer */
-    uint64_t pages = (uint64_t)(most ? most : 1) * p->device.pages_per_slab;
-    uint32_t wanted = sequence_pages(p->layout.context_max);
-    r->staging_pages = pages < wanted ? (uint32_t)pages : wanted;
-    r->staging_slabs = (uint32_t)memory_staging_slabs(&p->layout, r->staging_pages * BLOCK_TOKENS);
-    params->staging_tokens = r->staging_pages * BLOCK_TOKENS;
+    params->staging_tokens = memory_staging_tokens(&p->layout, p->device.slabs * p->device.slab_bytes);
+    r->staging_pages = params->staging_tokens / BLOCK_TOKENS;
+    r->staging_slabs = (uint32_t)memory_staging_slabs(&p->layout, params->staging_tokens);
 }
 
 static void staging_give(struct planner *p)

@@ -76,21 +76,20 @@ static void list_end(struct selection_list *list, uint32_t count)
         list->position[count + i] = SELECTION_BEHIND;
 }
 
-/* The positions of `now` that stand before x, moved over; returns how many. Copies WIDE at a time and
+/* The positions from `from` on that stand before x, moved over; returns how many. Copies WIDE at a time and
  * counts what was wanted: more than WIDE between two changes are rare. */
-static inline uint32_t copy_before(const struct selection_list *now, uint32_t i, int32_t x,
-                                   int32_t *restrict out, uint16_t *restrict out_slot)
+static inline uint32_t copy_before(const int32_t *restrict from, const uint16_t *restrict from_slot,
+                                   int32_t x, int32_t *restrict out, uint16_t *restrict out_slot)
 {
     uint32_t moved = 0, count;
     do {
-        const int32_t *restrict from = now->position + i + moved;
-        memcpy(out + moved, from, WIDE * sizeof *out);
-        memcpy(out_slot + moved, now->slot + i + moved, WIDE * sizeof *out_slot);
+        memcpy(out + moved, from + moved, WIDE * sizeof *out);
+        memcpy(out_slot + moved, from_slot + moved, WIDE * sizeof *out_slot);
         count = 0;
         for (uint32_t k = 0; k < WIDE; k++)
-            count += from[k] < x;
+            count += from[moved + k] < x;
         moved += count;
-    } while (count == WIDE);
+    } while (__builtin_expect(count == WIDE, 0));
     return moved;
 }
 
@@ -98,34 +97,34 @@ static inline uint32_t copy_before(const struct selection_list *now, uint32_t i,
 static bool merge(struct selection *s, const int32_t *restrict added, const int32_t *restrict removed,
                   uint32_t changes)
 {
-    const struct selection_list *now = &s->now;
+    const int32_t *restrict now = s->now.position;
+    const uint16_t *restrict now_slot = s->now.slot;
     int32_t *restrict out = s->next.position;
-    uint16_t *restrict out_slot = s->next.slot;
+    uint16_t *restrict out_slot = s->next.slot, *restrict removed_slot = s->removed_slot;
     uint32_t *restrict added_at = s->added_at;
-    uint16_t *restrict removed_slot = s->removed_slot;
-    uint32_t i = 0, o = 0, k = 0, j = 0;
+    uint32_t count = s->now.count, i = 0, o = 0, k = 0, j = 0;
     for (uint32_t change = 0; change < changes; change++) {
         int32_t a = added[k], r = removed[j];
         uint32_t add = a < r;
         int32_t x = add ? a : r;
-        uint32_t moved = copy_before(now, i, x, out + o, out_slot + o);
+        uint32_t moved = copy_before(now + i, now_slot + i, x, out + o, out_slot + o);
         i += moved;
         o += moved;
         /* Added is what `now` lacks, removed what it has; and nothing is both. */
-        if ((now->position[i] == x) == add || a == r)
+        if ((now[i] == x) == add || a == r)
             return false;
         out[o] = x;
         out_slot[o] = SELECTION_NO_SLOT;
         added_at[k] = o;
-        removed_slot[j] = now->slot[i];
+        removed_slot[j] = now_slot[i];
         k += add;
         o += add;
         j += !add;
         i += !add;
     }
-    memcpy(out + o, now->position + i, (now->count - i) * sizeof *out);
-    memcpy(out_slot + o, now->slot + i, (now->count - i) * sizeof *out_slot);
-    list_end(&s->next, o + now->count - i);
+    memcpy(out + o, now + i, (count - i) * sizeof *out);
+    memcpy(out_slot + o, now_slot + i, (count - i) * sizeof *out_slot);
+    list_end(&s->next, o + count - i);
     return true;
 }
 

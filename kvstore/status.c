@@ -114,6 +114,7 @@ static void put_sequences(json_t *root, const struct worker_stats *s)
         CHECK(o && json_array_append_new(list, o) == 0);
         set_number(o, "id", q->id);
         set_number(o, "index", q->index);
+        set_number(o, "prompt_tokens", q->prompt);
         set_number(o, "tokens", q->next);
         set_number(o, "committed", q->committed);
         set_number(o, "capacity", q->capacity);

@@ -108,8 +108,11 @@ void tables_lists(struct tables *t, uint32_t step, uint32_t phase, struct sequen
             s->counters.attended += phase ? n : 0;
         }
         uint32_t *writes = table_write_at(view, s->index, g);
-        for (uint32_t h = 0; h < t->header.row_heads && e->attached[g]; h++)
-            writes[h] = elastic_head(e, g, h)->slot_of[position];
+        for (uint32_t h = 0; h < t->header.row_heads && e->attached[g]; h++) {
+            uint32_t slot = elastic_head(e, g, h)->slot_of[position];
+            if (writes[h] != slot) /* the late phase finds what the early one wrote, which is being read by then */
+                writes[h] = slot;
+        }
     }
     s->counters.lists += phase ? (uint64_t)t->header.groups * t->header.selection_heads : 0;
 }

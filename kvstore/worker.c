@@ -208,6 +208,8 @@ void worker_command_free(struct worker_command *c)
 
 static void do_command(struct worker *w, struct worker_command *c)
 {
+    /* What was posted before the message was sent comes first: a CLOSE may follow a record of last tokens. */
+    planner_advance(w->planner);
     switch (c->kind) {
     case WORKER_MESSAGE:
         do_message(w, c);
@@ -237,6 +239,7 @@ static void snapshot_sequences(const struct planner *p, struct worker_stats *s)
                                                                  .index = q->index,
                                                                  .next = q->next,
                                                                  .committed = q->committed,
+                                                                 .prompt = q->prompt_tokens,
                                                                  .capacity = q->capacity,
                                                                  .budget = q->budget,
                                                                  .attached = q->attached};
@@ -314,9 +317,8 @@ static void *worker_main(void *arg)
             doorbell_ring(w->decoder_bell);
         }
         snapshot(w);
-        bool more = w->planner->step.state == STEP_IDLE || w->planner->step.state == STEP_SETS
-                        ? planner_idle(w->planner, clock_now_ns())
-                        : false;
+        /* Filling pages that come back touches nothing that a step in flight reads. */
+        bool more = w->planner->step.state != STEP_STAGED && planner_idle(w->planner, clock_now_ns());
         sleep_until_news(w, more ? 0 : HOUSEKEEPING_MS);
     }
     return NULL;

@@ -41,7 +41,7 @@ struct worker_answer {
 
 struct worker_sequence {
     uint64_t id;
-    uint32_t index, next, committed, capacity, budget;
+    uint32_t index, prompt, next, committed, capacity, budget;
     bool attached;
 };
 

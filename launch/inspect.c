@@ -1,5 +1,5 @@
-/* `specontext inspect`: opens a model, checks it, says what it is. Single-threaded; reads headers, samples and
- * the tokenizer, never all weights. */
+/* `specontext inspect`: opens a model, checks it, says what it is. Single-threaded; reads headers, samples
+ * and the tokenizer, never all weights. */
 #include "launch/inspect.h"
 
 #include <errno.h>
@@ -19,18 +19,13 @@
 
 #define KV_BYTES 2u /* of an element: the store keeps float16 */
 
-static const char usage[] =
-    "usage: specontext inspect MODEL [--json] [--memory SIZE]\n"
-    "\n"
-    "Checks a model (GGUF file or Hugging Face folder) and prints what it is.\n"
-    "\n"
-    "      --memory SIZE   whether weights and KV of one full context fit this much; exit code 1 when they do not\n"
-    "      --json          a JSON object\n";
-
-struct type_bytes {
-    uint64_t bytes;
-    uint32_t tensors;
-};
+static const char usage[] = "usage: specontext inspect MODEL [--json] [--memory SIZE]\n"
+                            "\n"
+                            "Checks a model (GGUF file or Hugging Face folder) and prints what it is.\n"
+                            "\n"
+                            "      --memory SIZE   whether weights and KV of one full context fit this much; "
+                            "exit code 1 when they do not\n"
+                            "      --json          a JSON object\n";
 
 struct facts {
     const struct model *model;
@@ -39,38 +34,16 @@ struct facts {
     struct err tokenizer_why;
     const char *chat; /* name of the template, or NULL */
     struct err chat_why;
-    struct type_bytes types[DTYPE_MAX];
+    struct model_type_use types[DTYPE_MAX];
     uint64_t weight_bytes, kv_token_bytes, memory;
 };
-
-static void count(struct facts *f, const struct model_tensor *t)
-{
-    if (!t->data)
-        return;
-    f->types[t->type].bytes += t->bytes;
-    f->types[t->type].tensors++;
-}
-
-static void count_layer(struct facts *f, const struct model_layer *l)
-{
-    const struct model_tensor *const all[] = {
-        &l->attn_norm, &l->wq, &l->wk, &l->wv, &l->wo, &l->ffn_norm, &l->gate, &l->up, &l->down,
-        &l->q_bias, &l->k_bias, &l->v_bias, &l->q_norm, &l->k_norm};
-    for (unsigned i = 0; i < sizeof all / sizeof *all; i++)
-        count(f, all[i]);
-}
 
 static void gather(struct facts *f)
 {
     const struct model *m = f->model;
     f->config = model_config(m);
     const struct model_config *c = f->config;
-    count(f, model_token_embedding(m));
-    count(f, model_output_norm(m));
-    if (!c->tied)
-        count(f, model_output(m));
-    for (uint32_t i = 0; i < c->layers; i++)
-        count_layer(f, &model_layers(m)[i]);
+    model_weight_types(m, f->types);
     f->weight_bytes = model_weight_bytes(m);
     f->kv_token_bytes = (uint64_t)2 * c->layers * c->kv_heads * c->head_dim * KV_BYTES;
     if (tokenizer_create(m, &f->tokenizer, &f->tokenizer_why) == 0)
@@ -130,9 +103,10 @@ static void print_shape(const struct facts *f)
     const struct model_rope *r = &c->rope;
     printf("%-18s%s\n", "model", model_name(f->model));
     printf("%-18s%s, %s\n", "format", model_format(f->model), model_arch_name(c->arch));
-    printf("%-18s%" PRIu32 " layers, hidden %" PRIu32 ", ffn %" PRIu32 "\n", "size", c->layers, c->hidden, c->ffn);
-    printf("%-18s%s, %" PRIu32 " query, %" PRIu32 " KV heads of %" PRIu32 "%s%s\n", "attention", attention_kind(c),
-           c->q_heads, c->kv_heads, c->head_dim, c->qkv_bias ? ", biases" : "",
+    printf("%-18s%" PRIu32 " layers, hidden %" PRIu32 ", ffn %" PRIu32 "\n", "size", c->layers, c->hidden,
+           c->ffn);
+    printf("%-18s%s, %" PRIu32 " query, %" PRIu32 " KV heads of %" PRIu32 "%s%s\n", "attention",
+           attention_kind(c), c->q_heads, c->kv_heads, c->head_dim, c->qkv_bias ? ", biases" : "",
            c->qk_norm ? ", norms of query and key" : "");
     printf("%-18s%" PRIu32 ", output %s\n", "vocabulary", c->vocab, c->tied ? "tied" : "untied");
     printf("%-18s%" PRIu32 "\n", "context", c->context_max);
@@ -177,9 +151,10 @@ static int print_table(const struct facts *f)
         return 0;
     bool fits = full_bytes(f) <= f->memory;
     print_bytes("memory", f->memory);
-    printf("%-18s%s; context up to %" PRIu64 " with all KV on the device; weights with all layers' KV in host "
-           "memory %s\n",
-           "fits", fits ? "yes" : "no", fitting_context(f), f->weight_bytes <= f->memory ? "fit" : "do not fit");
+    printf(
+        "%-18s%s; context up to %" PRIu64 " with all KV on the device; weights with all layers' KV in host "
+        "memory %s\n",
+        "fits", fits ? "yes" : "no", fitting_context(f), f->weight_bytes <= f->memory ? "fit" : "do not fit");
     return !fits;
 }
 
@@ -190,9 +165,9 @@ static json_t *hash_json(struct hash128 h)
 
 static json_t *rope_json(const struct model_rope *r)
 {
-    return json_pack("{s:f, s:I, s:s, s:s, s:f, s:I}", "base", (double)r->base, "dimensions", (json_int_t)r->dims,
-                     "order", r->halves ? "halves" : "pairs", "scaling", scaling_kind(r), "factor",
-                     (double)r->factor, "original_context", (json_int_t)r->original_context);
+    return json_pack("{s:f, s:I, s:s, s:s, s:f, s:I}", "base", (double)r->base, "dimensions",
+                     (json_int_t)r->dims, "order", r->halves ? "halves" : "pairs", "scaling", scaling_kind(r),
+                     "factor", (double)r->factor, "original_context", (json_int_t)r->original_context);
 }
 
 static json_t *types_json(const struct facts *f)
@@ -211,9 +186,9 @@ static json_t *tokenizer_json(const struct facts *f)
     const struct vocab *v = model_vocab(f->model);
     if (!v)
         return json_null();
-    json_t *t = json_pack("{s:s, s:s%, s:I, s:I, s:b}", "kind", tokenizer_kind(v), "pre", v->pre.text ? v->pre.text : "",
-                          v->pre.bytes, "tokens", (json_int_t)v->count, "merges", (json_int_t)v->merge_count, "known",
-                          f->tokenizer != NULL);
+    json_t *t = json_pack("{s:s, s:s%, s:I, s:I, s:b}", "kind", tokenizer_kind(v), "pre",
+                          v->pre.text ? v->pre.text : "", v->pre.bytes, "tokens", (json_int_t)v->count,
+                          "merges", (json_int_t)v->merge_count, "known", f->tokenizer != NULL);
     if (f->tokenizer)
         json_object_set_new(t, "chat_template", f->chat ? json_string(f->chat) : json_null());
     return t;
@@ -222,13 +197,14 @@ static json_t *tokenizer_json(const struct facts *f)
 static int print_json(const struct facts *f)
 {
     const struct model_config *c = f->config;
-    json_t *root = json_pack(
-        "{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:b, s:b, s:b, s:f}", "name",
-        model_name(f->model), "format", model_format(f->model), "architecture", model_arch_name(c->arch), "layers",
-        (json_int_t)c->layers, "hidden", (json_int_t)c->hidden, "ffn", (json_int_t)c->ffn, "query_heads",
-        (json_int_t)c->q_heads, "kv_heads", (json_int_t)c->kv_heads, "head_dim", (json_int_t)c->head_dim, "vocab",
-        (json_int_t)c->vocab, "context", (json_int_t)c->context_max, "attention", attention_kind(c), "tied", c->tied,
-        "qkv_bias", c->qkv_bias, "qk_norm", c->qk_norm, "rms_eps", (double)c->rms_eps);
+    json_t *root =
+        json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:b, s:b, s:b, s:f}", "name",
+                  model_name(f->model), "format", model_format(f->model), "architecture",
+                  model_arch_name(c->arch), "layers", (json_int_t)c->layers, "hidden", (json_int_t)c->hidden,
+                  "ffn", (json_int_t)c->ffn, "query_heads", (json_int_t)c->q_heads, "kv_heads",
+                  (json_int_t)c->kv_heads, "head_dim", (json_int_t)c->head_dim, "vocab", (json_int_t)c->vocab,
+                  "context", (json_int_t)c->context_max, "attention", attention_kind(c), "tied", c->tied,
+                  "qkv_bias", c->qkv_bias, "qk_norm", c->qk_norm, "rms_eps", (double)c->rms_eps);
     json_object_set_new(root, "rope", rope_json(&c->rope));
     json_object_set_new(root, "weight_bytes", json_integer((json_int_t)f->weight_bytes));
     json_object_set_new(root, "weight_types", types_json(f));

@@ -74,6 +74,7 @@ static int start_decoder(struct supervise *s, const struct parts_plan *plan, uin
     char text[3][NUMBER_BYTES];
     supervise_arg(&part, "--log", run_options_log_name(o));
     supervise_arg(&part, "--model", o->model);
+    supervise_arg(&part, "--activations", o->activations ? "q8" : "f32");
     add_number(&part, "--threads", threads, text[0]);
     add_number(&part, "--context", o->context, text[1]);
     add_number(&part, "--sequences", plan->sequences, text[2]);

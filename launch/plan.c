@@ -163,9 +163,16 @@ static struct kv_layout plan_layout(const struct plan *p)
     layout.layers = p->layers;
     layout.row_heads = layout.selection_heads = p->kv_heads;
     layout.piece_bytes = p->head_dim * 4; /* K and V, 16 bits an element */
-    layout.context_max = LIMIT_CONTEXT;
+    layout.context_max = p->sequence_context;
     layout_set_groups(&layout, 1);
     return layout;
+}
+
+static struct memory_load plan_load(const struct plan *p, const struct kv_layout *layout)
+{
+    return (struct memory_load){.requests = p->requests,
+                                .slots = p->slots,
+                                .staging_tokens = memory_staging_tokens(layout, p->memory_bytes)};
 }
 
 static uint64_t threshold(const struct plan *p, const struct kv_layout *layout, uint32_t offloaded)
@@ -184,8 +191,15 @@ static uint64_t threshold(const struct plan *p, const struct kv_layout *layout, 
         };
         return memory_paper_threshold(&paper, offloaded);
     }
-    struct memory_load load = {.requests = p->requests, .slots = p->slots, .staging_tokens = p->context};
+    struct memory_load load = plan_load(p, layout);
     return memory_exact_threshold(layout, &load, p->memory_bytes, p->layers - offloaded);
+}
+
+/* Of the context asked for. */
+static uint64_t device_bytes(const struct plan *p, const struct kv_layout *layout, uint32_t offloaded)
+{
+    struct memory_load load = plan_load(p, layout);
+    return layout_slab_bytes(layout) * memory_device_slabs(layout, &load, p->context, p->layers - offloaded);
 }
 
 static json_t *plan_json(const struct plan *p, const struct kv_layout *layout)
@@ -193,15 +207,16 @@ static json_t *plan_json(const struct plan *p, const struct kv_layout *layout)
     json_t *rows = json_array();
     for (uint32_t runs = layout_runs(layout), i = 0; i <= runs; i++) {
         uint32_t offloaded = p->layers - layout_run_first(layout, runs - i);
-        json_array_append_new(rows, json_pack("{s:I, s:I}", "layers_offloaded", (json_int_t)offloaded,
-                                              "context", (json_int_t)threshold(p, layout, offloaded)));
+        json_t *row = json_pack("{s:I, s:I}", "layers_offloaded", (json_int_t)offloaded, "context",
+                                (json_int_t)threshold(p, layout, offloaded));
+        if (p->exact)
+            json_object_set_new(row, "device_bytes", json_integer((json_int_t)device_bytes(p, layout, offloaded)));
+        json_array_append_new(rows, row);
     }
     json_t *out = json_pack("{s:s, s:I, s:I, s:I, s:I, s:o}", "memory_model", p->exact ? "exact" : "paper",
                             "memory_bytes", (json_int_t)p->memory_bytes, "requests", (json_int_t)p->requests,
                             "budget", (json_int_t)p->budget, "context", (json_int_t)p->context, "thresholds", rows);
     if (p->exact) {
-        struct memory_load load = {.requests = p->requests, .slots = p->slots, .staging_tokens = p->context};
-        uint64_t slab = layout_slab_bytes(layout);
         json_object_set_new(out, "slots", json_integer(p->slots));
         json_object_set_new(out, "kv_bytes_per_token",
                             json_integer((json_int_t)(layout_row_bytes(layout) * layout->row_heads)));
@@ -209,10 +224,9 @@ static json_t *plan_json(const struct plan *p, const struct kv_layout *layout)
             out, "host_bytes",
             json_integer((json_int_t)memory_host_bytes(layout, p->requests, p->context)));
         json_object_set_new(out, "device_bytes_all_resident",
-                            json_integer((json_int_t)(slab * memory_device_slabs(layout, &load, p->context,
-                                                                                 layout->layers))));
+                            json_integer((json_int_t)device_bytes(p, layout, 0)));
         json_object_set_new(out, "device_bytes_all_offloaded",
-                            json_integer((json_int_t)(slab * memory_device_slabs(layout, &load, p->context, 0))));
+                            json_integer((json_int_t)device_bytes(p, layout, p->layers)));
     }
     return out;
 }

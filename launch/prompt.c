@@ -44,7 +44,7 @@ static int read_file(const char *path, struct text_buf *out, struct err *err)
 
 struct encoder {
     const struct tokenizer *tokenizer;
-    bool chat; /* else the text is the prompt */
+    const struct chat_format *chat; /* NULL: the text is the prompt */
     const char *system;
     uint32_t context;
 };
@@ -62,7 +62,7 @@ static int encode(const struct encoder *e, const char *text, size_t bytes, struc
         if (e->system)
             messages[count++] = (struct chat_message){"system", e->system, strlen(e->system)};
         messages[count++] = (struct chat_message){"user", text, bytes};
-        r = chat_encode(e->tokenizer, messages, count, true, out, err);
+        r = chat_encode_as(e->tokenizer, &(struct chat){e->chat, messages, count, true}, out, err);
     } else {
         r = tokenizer_encode_prompt(e->tokenizer, text, bytes, false, out, err);
     }
@@ -146,11 +146,14 @@ static int load_list(const char *path, const struct encoder *e, struct prompts *
 int prompts_load(const struct run_options *options, const struct tokenizer *tokenizer, uint32_t context,
                  struct prompts *ret_prompts, struct err *err)
 {
-    struct encoder e = {
-        .tokenizer = tokenizer, .chat = options->chat, .system = options->system, .context = context};
+    struct chat_format format;
+    struct encoder e = {.tokenizer = tokenizer, .system = options->system, .context = context};
     struct prompts prompts = {0};
-    const char *format;
-    int r = options->chat ? chat_check(tokenizer, &format, err) : 0;
+    int r = 0;
+    if (options->chat) {
+        r = chat_format_choose(tokenizer, options->chat_template, &format, err);
+        e.chat = &format;
+    }
     if (r)
         return r;
     r = options->prompts ? load_list(options->prompts, &e, &prompts, err)

@@ -37,6 +37,8 @@ static const struct option_entry table[] = {
      .text = "positions of a sequence; 0: as the model was made"},
     {.name = "chat", .kind = OPTION_FLAG, AT(chat), .group = PROMPT,
      .text = "put the prompt into the model's chat template"},
+    {.name = "chat-template", .kind = OPTION_TEXT, AT(chat_template), .argument = "NAME|FILE", .group = PROMPT,
+     .text = "another template than the model's, with --chat: a name (see README.md) or a file"},
     {.name = "system", .kind = OPTION_TEXT, AT(system), .argument = "TEXT", .group = PROMPT,
      .text = "the system message, with --chat"},
     {.name = "ignore-eos", .kind = OPTION_FLAG, AT(ignore_eos), .group = PROMPT,
@@ -94,6 +96,9 @@ static const struct option_entry table[] = {
      .text = "write figures and text as JSON"},
     {.name = "cores", .kind = OPTION_UINT, AT(cores), .argument = "N", .initial = "0", .least = 0,
      .most = 1024, .group = PROGRAM, .text = "cores to use, divided among the parts; 0: all"},
+    {.name = "activations", .kind = OPTION_CHOICE, AT(activations), .argument = "KIND", .initial = "f32",
+     .choices = "f32|q8", .group = PROGRAM,
+     .text = "what products with quantized weights take; q8: rounded to 8 bits, as llama.cpp does"},
     {.name = "runtime", .kind = OPTION_TEXT, AT(runtime), .argument = "DIR", .group = PROGRAM,
      .text = "directory of the sockets; without it a private one"},
     {.name = "log", .kind = OPTION_CHOICE, AT(log), .argument = "LEVEL", .initial = "warn",
@@ -118,6 +123,8 @@ static int check(const struct run_options *o, struct err *err)
         return err_set(err, -EINVAL, "--prompts: not together with --prompt or --file");
     if (o->system && !o->chat)
         return err_set(err, -EINVAL, "--system: only with --chat");
+    if (o->chat_template && !o->chat)
+        return err_set(err, -EINVAL, "--chat-template: only with --chat");
     uint64_t pinned = (uint64_t)o->sinks + o->window + 1;
     if (o->attention == RUN_SPARSE && o->budget <= pinned)
         return err_set(err, -EINVAL,

@@ -14,7 +14,7 @@ enum run_attention { RUN_SPARSE, RUN_FULL };
 
 struct run_options {
     const char *model, *head; /* paths; head NULL: made from the model and kept in the cache */
-    const char *prompt, *file, *prompts, *system; /* NULL: not given */
+    const char *prompt, *file, *prompts, *system, *chat_template; /* NULL: not given */
     const char *report, *runtime;
     bool chat;
     bool ignore_eos;
@@ -29,6 +29,7 @@ struct run_options {
     uint64_t device_memory, host_memory; /* bytes; 0: the store's default */
     uint32_t slots, sequences;           /* 0: default */
     bool no_elastic, no_prefix, no_offload, poison;
+    uint32_t activations; /* 0 f32, 1 q8 */
     uint32_t cores; /* 0: all that are online */
     uint32_t log;   /* enum log_level, and the order of the option's choices */
 

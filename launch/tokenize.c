@@ -23,7 +23,8 @@ struct options {
 static const char tokenize_usage[] =
     "usage: specontext tokenize -m MODEL [-p TEXT | -f FILE] [options]\n"
     "\n"
-    "Prints the tokens of a text (from standard input when neither -p nor -f is given): id and what it stands "
+    "Prints the tokens of a text (from standard input when neither -p nor -f is given): id and what it "
+    "stands "
     "for.\n"
     "\n"
     "  -m, --model MODEL   GGUF file, Hugging Face folder, or a tokenizer.json\n"
@@ -35,14 +36,15 @@ static const char tokenize_usage[] =
     "      --lines         each line of the text by itself: a line of ids for it\n"
     "      --json          a JSON object\n";
 
-static const char detokenize_usage[] = "usage: specontext detokenize -m MODEL [ID...]\n"
-                                       "\n"
-                                       "Prints the text of token ids (from standard input when none are given; "
-                                       "separated by space or comma).\n"
-                                       "\n"
-                                       "  -m, --model MODEL   GGUF file, Hugging Face folder, or a tokenizer.json\n"
-                                       "      --special       print control tokens too\n"
-                                       "      --json          a JSON object\n";
+static const char detokenize_usage[] =
+    "usage: specontext detokenize -m MODEL [ID...]\n"
+    "\n"
+    "Prints the text of token ids (from standard input when none are given; "
+    "separated by space or comma).\n"
+    "\n"
+    "  -m, --model MODEL   GGUF file, Hugging Face folder, or a tokenizer.json\n"
+    "      --special       print control tokens too\n"
+    "      --json          a JSON object\n";
 
 enum { OPT_SPECIAL = 256, OPT_BOS, OPT_IDS, OPT_LINES, OPT_JSON };
 
@@ -51,8 +53,7 @@ static const struct option long_options[] = {
     {"file", required_argument, NULL, 'f'},  {"special", no_argument, NULL, OPT_SPECIAL},
     {"bos", no_argument, NULL, OPT_BOS},     {"ids", no_argument, NULL, OPT_IDS},
     {"lines", no_argument, NULL, OPT_LINES}, {"json", no_argument, NULL, OPT_JSON},
-    {"help", no_argument, NULL, 'h'},
-    {0},
+    {"help", no_argument, NULL, 'h'},        {0},
 };
 
 static int usage_error(const struct options *o, const char *what)
@@ -235,7 +236,8 @@ static int parse_ids(char *text, uint32_t vocab, struct token_buf *ids, struct e
     for (char *word = strtok_r(text, " \t\r\n,[]", &rest); word; word = strtok_r(NULL, " \t\r\n,[]", &rest)) {
         uint32_t id;
         if (parse_u32(word, 0, vocab - 1, &id) < 0)
-            return err_set(err, -EINVAL, "ids: found \"%.40s\", expected numbers below %" PRIu32, word, vocab);
+            return err_set(err, -EINVAL, "ids: found \"%.40s\", expected numbers below %" PRIu32, word,
+                           vocab);
         token_buf_push(ids, id);
     }
     return 0;

@@ -14,7 +14,8 @@ static int open_json(struct tokenizer_source *s, const char *path, struct err *e
     struct mapping m;
     int rc = mapping_open(&m, path, err);
     if (!rc)
-        rc = vocab_from_json((struct name){m.data ? (const char *)m.data : "", m.bytes}, path, 0, &s->vocab, err);
+        rc = vocab_from_json((struct name){m.data ? (const char *)m.data : "", m.bytes}, path, 0, &s->vocab,
+                             err);
     mapping_close(&m);
     return rc ? rc : tokenizer_create_from(s->vocab, &s->tokenizer, err);
 }

@@ -7,7 +7,7 @@ C_FILES = $(shell git ls-files '*.c' '*.h')
 
 # Objects of test binaries are kept, so that a second make has nothing to do.
 .SECONDARY:
-.PHONY: unit-tests tests benches
+.PHONY: unit-tests tests benches fuzz fuzz-targets
 
 help:
 	@echo "make            all programs into build/bin"
@@ -16,6 +16,7 @@ help:
 	@echo "make demo       on a fresh machine: install, build, fetch the model, answer a question about a long text"
 	@echo "make check      on a fresh machine: install, build with gcc and clang, run all tests"
 	@echo "make tests      the tests of one build; tests/run runs them"
+	@echo "make fuzz       FUZZ_SECONDS=60: fuzz targets of messages and file formats, under sanitizers"
 	@echo "make bench      micro-benchmarks, with floors and peers"
 	@echo "make install    PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)"
 	@echo "make format | lint | clean"
@@ -42,6 +43,16 @@ check: deps model
 	$(Q)$(AGAIN) CC=clang SAN= all unit-tests
 	$(Q)$(AGAIN) CC=gcc SAN=1 all unit-tests $(SAN_PROC_TESTS:%=build/gcc-san/tests/proc/%)
 	$(Q)tests/run build/gcc build/clang build/gcc-san
+
+# Each target for FUZZ_SECONDS; what it finds stays in build/fuzz/NAME.
+FUZZ_SECONDS ?= 60
+fuzz: deps
+	$(Q)$(AGAIN) CC=clang SAN=fuzz fuzz-targets
+	$(Q)for f in $(FUZZERS); do \
+	    mkdir -p build/fuzz/$$f && \
+	    build/clang-sanfuzz/tests/fuzz/$$f -max_total_time=$(FUZZ_SECONDS) -timeout=10 -verbosity=0 \
+	        -print_final_stats=1 -artifact_prefix=build/fuzz/$$f/ build/fuzz/$$f || exit 1; done
+fuzz-targets: $(FUZZERS:%=$(BUILD)/tests/fuzz/%)
 
 bench: deps model
 	$(Q)$(AGAIN) CC=gcc SAN= all benches

@@ -12,8 +12,8 @@
 
 #define BAR "\xef\xbd\x9c"
 
-/* The prompt as it grows: text gathers between marks and is encoded as one, because white space at the begin of
- * a content joins the break before it. */
+/* The prompt as it grows: text gathers between marks and is encoded as one, because white space at the begin
+ * of a content joins the break before it. */
 struct builder {
     const struct tokenizer *t;
     struct text_buf text;
@@ -149,8 +149,8 @@ static size_t last_query(const struct chat *chat)
     const size_t head = sizeof begin - 1, tail = sizeof end - 1;
     for (size_t i = chat->count; i-- > 0;) {
         const struct chat_message *m = &chat->messages[i];
-        bool quotes = m->content_bytes >= head && !memcmp(m->content, begin, head) && m->content_bytes >= tail &&
-                      !memcmp(m->content + m->content_bytes - tail, end, tail);
+        bool quotes = m->content_bytes >= head && !memcmp(m->content, begin, head) &&
+                      m->content_bytes >= tail && !memcmp(m->content + m->content_bytes - tail, end, tail);
         if (is_role(m, "user") && !quotes)
             return i;
     }
@@ -290,8 +290,8 @@ static int check_messages(const struct chat *chat, struct err *err)
             k++;
         if (k == 4)
             return err_set(err, -EINVAL,
-                           "messages[%zu]: role: found \"%.40s\", expected system, user, assistant or tool", i,
-                           role);
+                           "messages[%zu]: role: found \"%.40s\", expected system, user, assistant or tool",
+                           i, role);
         if (k == 3 && chat->format->family == CHAT_FAMILY_DEEPSEEK_R1)
             return err_set(err, -EINVAL,
                            "messages[%zu]: role: found \"tool\", expected system, user or assistant (%s)", i,
@@ -316,7 +316,8 @@ static void put_messages(struct builder *b, const struct chat *chat)
         chatml_turn(b, "system", name_of(f->system));
     for (size_t i = 0; i < chat->count && !b->rc; i++) {
         puts_by_family[f->family](b, chat, i);
-        bool joins = i + 1 < chat->count && is_role(&chat->messages[i + 1], "tool"); /* no mark between them */
+        bool joins =
+            i + 1 < chat->count && is_role(&chat->messages[i + 1], "tool"); /* no mark between them */
         if (!joins)
             flush(b);
         if (b->rc < 0)

@@ -45,9 +45,9 @@ int chat_format_by_name(const char *name, struct chat_format *ret, struct err *e
 /* By a template's text. -ENOTSUP for one that is not known; the error quotes its begin. */
 int chat_format_by_template(const char *text, size_t bytes, struct chat_format *ret, struct err *err);
 
-/* What --chat-template says: NULL for the model's own template, a name, or the path of a file with a template.
- * Checks that the vocabulary has the family's marks. As the two above; -ENOENT too when the model has no
- * template, -ENOTSUP when the marks are missing. */
+/* What --chat-template says: NULL for the model's own template, a name, or the path of a file with a
+ * template. Checks that the vocabulary has the family's marks. As the two above; -ENOENT too when the model
+ * has no template, -ENOTSUP when the marks are missing. */
 int chat_format_choose(const struct tokenizer *tokenizer, const char *choice, struct chat_format *ret,
                        struct err *err);
 

@@ -9,22 +9,28 @@
 #include "model/mapping.h"
 #include "model/names.h"
 
-#define BAR           "\xef\xbd\x9c" /* U+FF5C, in DeepSeek's marks */
-#define SMOLLM2_TEXT  "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
-#define QWEN25_TEXT   "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
-#define LLAMA31_DATE  "26 Jul 2024" /* the date that its template falls back to: prompts stay the same each day */
+#define BAR          "\xef\xbd\x9c" /* U+FF5C, in DeepSeek's marks */
+#define SMOLLM2_TEXT "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+#define QWEN25_TEXT  "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+#define LLAMA31_DATE \
+    "26 Jul 2024" /* the date that its template falls back to: prompts stay the same each day */
 
 enum named { CHATML, SMOLLM2, QWEN25, QWEN3, LLAMA3, LLAMA31, DEEPSEEK_R1 };
 
 static const struct chat_format named[] = {
     [CHATML] = {.family = CHAT_FAMILY_CHATML, .name = "chatml"},
     [SMOLLM2] = {.family = CHAT_FAMILY_CHATML, .name = "smollm2", .system = SMOLLM2_TEXT},
-    [QWEN25] = {.family = CHAT_FAMILY_CHATML, .name = "qwen2.5", .system = QWEN25_TEXT, .tools_as_user = true},
+    [QWEN25] = {.family = CHAT_FAMILY_CHATML,
+                .name = "qwen2.5",
+                .system = QWEN25_TEXT,
+                .tools_as_user = true},
     [QWEN3] = {.family = CHAT_FAMILY_QWEN3, .name = "qwen3", .tools_as_user = true},
     [LLAMA3] = {.family = CHAT_FAMILY_LLAMA3, .name = "llama3"},
     [LLAMA31] = {.family = CHAT_FAMILY_LLAMA3, .name = "llama3.1", .date = LLAMA31_DATE},
-    [DEEPSEEK_R1] =
-        {.family = CHAT_FAMILY_DEEPSEEK_R1, .name = "deepseek-r1", .drops_thoughts = true, .opens_thought = true},
+    [DEEPSEEK_R1] = {.family = CHAT_FAMILY_DEEPSEEK_R1,
+                     .name = "deepseek-r1",
+                     .drops_thoughts = true,
+                     .opens_thought = true},
 };
 #define NAMES "chatml, smollm2, qwen2.5, qwen3, llama3, llama3.1 or deepseek-r1"
 
@@ -106,7 +112,7 @@ static bool take_system(struct chat_format *f, const char *text, const char *end
 
 static void name_chatml(struct chat_format *f)
 {
-    f->name = !strcmp(f->system, SMOLLM2_TEXT) ? "smollm2"
+    f->name = !strcmp(f->system, SMOLLM2_TEXT)                      ? "smollm2"
               : !strcmp(f->system, QWEN25_TEXT) && f->tools_as_user ? "qwen2.5"
               : *f->system                                          ? "chatml with a default system message"
                                                                     : "chatml";
@@ -144,8 +150,11 @@ static bool parse_qwen(const char *text, struct chat_format *f)
 {
     static const char *const qwen3[] = {
         "{{'<|im_start|>'+message.role+'\\n'+message.content+'<|im_end|>'+'\\n'}}",
-        "content.split('</think>')[-1].lstrip('\\n')", "ns.last_query_index", "'\\n<tool_response>\\n'",
-        "{%ifadd_generation_prompt%}{{'<|im_start|>assistant\\n'}}", NULL};
+        "content.split('</think>')[-1].lstrip('\\n')",
+        "ns.last_query_index",
+        "'\\n<tool_response>\\n'",
+        "{%ifadd_generation_prompt%}{{'<|im_start|>assistant\\n'}}",
+        NULL};
     static const char *const qwen25[] = {
         "{{'<|im_start|>'+message.role+'\\n'+message.content+'<|im_end|>'+'\\n'}}", "'\\n<tool_response>\\n'",
         "{%ifadd_generation_prompt%}{{'<|im_start|>assistant\\n'}}{%endif%}", NULL};
@@ -167,12 +176,13 @@ static bool parse_qwen(const char *text, struct chat_format *f)
 
 static bool parse_llama3(const char *text, struct chat_format *f)
 {
-    static const char *const base[] = {"'<|start_header_id|>'+message['role']+'<|end_header_id|>\\n\\n'+message['"
-                                       "content']|trim+'<|eot_id|>'",
-                                       "'<|start_header_id|>assistant<|end_header_id|>\\n\\n'", "bos_token", NULL};
+    static const char *const base[] = {
+        "'<|start_header_id|>'+message['role']+'<|end_header_id|>\\n\\n'+message['"
+        "content']|trim+'<|eot_id|>'",
+        "'<|start_header_id|>assistant<|end_header_id|>\\n\\n'", "bos_token", NULL};
     static const char *const dated[] = {"'<|start_header_id|>system<|end_header_id|>\\n\\n'",
-                                               "'Cutting Knowledge Date: December 2023\\n'",
-                                               "'Today Date: '+date_string+'\\n\\n'", NULL};
+                                        "'Cutting Knowledge Date: December 2023\\n'",
+                                        "'Today Date: '+date_string+'\\n\\n'", NULL};
     if (!has_all(text, base))
         return false;
     bool is_dated = has_all(text, dated);
@@ -184,11 +194,10 @@ static bool parse_llama3(const char *text, struct chat_format *f)
 
 static bool parse_deepseek(const char *text, struct chat_format *f)
 {
-    static const char *const base[] = {"{{bos_token}}{{ns.system_prompt}}",
-                                       "{{'<" BAR "User" BAR ">'+message['content']}}",
-                                       "{{'<" BAR "Assistant" BAR ">'+content+'<" BAR
-                                       "end\xe2\x96\x81of\xe2\x96\x81sentence" BAR ">'}}",
-                                       NULL};
+    static const char *const base[] = {
+        "{{bos_token}}{{ns.system_prompt}}", "{{'<" BAR "User" BAR ">'+message['content']}}",
+        "{{'<" BAR "Assistant" BAR ">'+content+'<" BAR "end\xe2\x96\x81of\xe2\x96\x81sentence" BAR ">'}}",
+        NULL};
     if (!has_all(text, base))
         return false;
     *f = named[DEEPSEEK_R1];
@@ -260,10 +269,11 @@ int chat_format_choose(const struct tokenizer *tokenizer, const char *choice, st
         if (rc == -ENOENT && (strchr(choice, '/') || strchr(choice, '.')))
             rc = read_file(choice, ret, err);
     } else if (!text) {
-        rc = err_set(err, -ENOENT,
-                     "chat template: found none in the model, expected one; choose with --chat-template FILE or "
-                     "NAME: %s",
-                     NAMES);
+        rc = err_set(
+            err, -ENOENT,
+            "chat template: found none in the model, expected one; choose with --chat-template FILE or "
+            "NAME: %s",
+            NAMES);
     } else {
         rc = chat_format_by_template(text, bytes, ret, err);
     }

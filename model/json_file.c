@@ -11,8 +11,8 @@
 #include "base/alloc.h"
 #include "model/mapping.h"
 
-/* Numbers beyond 64 bits stand in real files ("model_max_length": 1e30 written out): whole numbers are taken as
- * fractions then. */
+/* Numbers beyond 64 bits stand in real files ("model_max_length": 1e30 written out): whole numbers are taken
+ * as fractions then. */
 static json_t *parse(const struct mapping *m, json_error_t *why)
 {
     const char *text = m->data ? (const char *)m->data : "";

@@ -19,8 +19,8 @@ struct json_doc {
     const char *where;
 };
 
-/* folder/file as a JSON object. 0; -ENOENT when there is no such file; an errno of the system; -EBADMSG when it
- * is too large, a Git-LFS pointer or no object. Release with json_doc_free, which accepts a zeroed one. */
+/* folder/file as a JSON object. 0; -ENOENT when there is no such file; an errno of the system; -EBADMSG when
+ * it is too large, a Git-LFS pointer or no object. Release with json_doc_free, which accepts a zeroed one. */
 int json_doc_open(struct json_doc *doc, const char *folder, const char *file, struct err *err);
 void json_doc_free(struct json_doc *doc);
 
@@ -30,8 +30,8 @@ const char *json_kind(const json_t *value);
 /* The value of a whole number. False for anything else. */
 bool json_whole(const json_t *value, json_int_t *ret);
 
-/* Fields by key. A key that is absent or null: -ENOENT (err set: callers that need it turn it into -EBADMSG with
- * json_required). Of another type or out of range: -EBADMSG. Outputs are untouched on failure. */
+/* Fields by key. A key that is absent or null: -ENOENT (err set: callers that need it turn it into -EBADMSG
+ * with json_required). Of another type or out of range: -EBADMSG. Outputs are untouched on failure. */
 int json_u32(const struct json_doc *doc, const char *key, uint32_t least, uint32_t most, uint32_t *ret,
              struct err *err);
 int json_f32(const struct json_doc *doc, const char *key, float most, float *ret, struct err *err); /* > 0 */

@@ -176,6 +176,18 @@ uint64_t model_weight_bytes(const struct model *model)
     return weights_bytes(&model->weights);
 }
 
+void model_weight_types(const struct model *model, struct model_type_use ret[DTYPE_MAX])
+{
+    memset(ret, 0, DTYPE_MAX * sizeof *ret);
+    for (uint32_t i = 0; i < model->weights.count; i++) {
+        const struct weight *w = &model->weights.items[i];
+        if (w->type == DTYPE_MAX) /* of a tensor that the model does not use */
+            continue;
+        ret[w->type].bytes += w->bytes;
+        ret[w->type].tensors++;
+    }
+}
+
 const struct vocab *model_vocab(const struct model *model)
 {
     return model->vocab;

@@ -75,10 +75,11 @@ struct model_layer {
 struct model;
 struct vocab;
 
-/* Opens and checks a model: a GGUF file (of a split one, the first part) or a Hugging Face folder (config.json,
- * safetensors, tokenizer.json). Every field that is used and every weight's type and shape is checked. 0; an
- * errno of the system; -EBADMSG for a damaged file or files that contradict each other; -ENOTSUP for sound ones
- * that this program does not run (architecture, rope scaling, weight type, weights it does not know). */
+/* Opens and checks a model: a GGUF file (of a split one, the first part) or a Hugging Face folder
+ * (config.json, safetensors, tokenizer.json). Every field that is used and every weight's type and shape is
+ * checked. 0; an errno of the system; -EBADMSG for a damaged file or files that contradict each other;
+ * -ENOTSUP for sound ones that this program does not run (architecture, rope scaling, weight type, weights it
+ * does not know). */
 int model_open(const char *path, struct model **ret_model, struct err *err);
 void model_free(struct model **model);
 
@@ -92,6 +93,13 @@ model_output(const struct model *model); /* [vocab][hidden]; the embedding if ti
 const char *model_path(const struct model *model);
 const char *model_name(const struct model *model);      /* general.name, or the file's name; never NULL */
 uint64_t model_weight_bytes(const struct model *model); /* of all tensors, once each */
+
+/* Tensors and their bytes by element type, as the files have them. */
+struct model_type_use {
+    uint64_t bytes;
+    uint32_t tensors;
+};
+void model_weight_types(const struct model *model, struct model_type_use ret[DTYPE_MAX]);
 
 /* The tokenizer's data, or NULL when the file has none. Lives as long as the model. */
 const struct vocab *model_vocab(const struct model *model);

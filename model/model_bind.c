@@ -1,6 +1,6 @@
-/* Binds a model's tensors to their places, whatever format they come from. Fills a struct model that the caller
- * owns. Every weight is held against the configuration; a weight that nobody would use is refused, because a
- * model without, say, its biases answers nonsense. Only vectors are read while binding. */
+/* Binds a model's tensors to their places, whatever format they come from. Fills a struct model that the
+ * caller owns. Every weight is held against the configuration; a weight that nobody would use is refused,
+ * because a model without, say, its biases answers nonsense. Only vectors are read while binding. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -120,7 +120,11 @@ static const struct part {
     {{"attn_k.weight", "self_attn.k_proj.weight"}, SIZE_KV, SIZE_HIDDEN, PART(wk), ALWAYS},
     {{"attn_v.weight", "self_attn.v_proj.weight"}, SIZE_KV, SIZE_HIDDEN, PART(wv), ALWAYS},
     {{"attn_output.weight", "self_attn.o_proj.weight"}, SIZE_HIDDEN, SIZE_Q, PART(wo), ALWAYS},
-    {{"ffn_norm.weight", "post_attention_layernorm.weight"}, SIZE_VECTOR, SIZE_HIDDEN, PART(ffn_norm), ALWAYS},
+    {{"ffn_norm.weight", "post_attention_layernorm.weight"},
+     SIZE_VECTOR,
+     SIZE_HIDDEN,
+     PART(ffn_norm),
+     ALWAYS},
     {{"ffn_gate.weight", "mlp.gate_proj.weight"}, SIZE_FFN, SIZE_HIDDEN, PART(gate), ALWAYS},
     {{"ffn_up.weight", "mlp.up_proj.weight"}, SIZE_FFN, SIZE_HIDDEN, PART(up), ALWAYS},
     {{"ffn_down.weight", "mlp.down_proj.weight"}, SIZE_HIDDEN, SIZE_FFN, PART(down), ALWAYS},
@@ -145,8 +149,8 @@ static int bind_layer(struct model *m, enum model_naming naming, uint32_t index,
         if ((p->when == BIAS && !c->qkv_bias) || (p->when == NORM && !c->qk_norm))
             continue;
         char name[80];
-        snprintf(name, sizeof name, "%s.%" PRIu32 ".%s",
-                 naming == MODEL_NAMING_GGUF ? "blk" : "model.layers", index, p->names[naming]);
+        snprintf(name, sizeof name, "%s.%" PRIu32 ".%s", naming == MODEL_NAMING_GGUF ? "blk" : "model.layers",
+                 index, p->names[naming]);
         struct want want = {name, sizes[p->rows], sizes[p->cols],
                             (struct model_tensor *)((char *)&m->layers[index] + p->offset)};
         int rc = bind(m, &want, err);

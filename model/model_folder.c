@@ -79,7 +79,8 @@ static int check_layer_types(const struct json_doc *d, struct err *err)
 {
     size_t i;
     json_t *value;
-    json_array_foreach(json_object_get(d->root, "layer_types"), i, value) {
+    json_array_foreach(json_object_get(d->root, "layer_types"), i, value)
+    {
         const char *type = json_string_value(value);
         if (!type || strcmp(type, "full_attention"))
             return refuse(d, "layer_types", type ? type : json_kind(value), "full_attention", err);
@@ -100,7 +101,8 @@ static int check_features(const struct model *m, const struct json_doc *d, struc
     if (quantized && !json_is_null(quantized)) {
         struct json_doc inner = {quantized, d->path, "quantization_config."};
         (void)json_text(&inner, "quant_method", &method, NULL);
-        return refuse(d, "quantization_config", method, "none: F32, F16 or BF16 weights, or a GGUF file", err);
+        return refuse(d, "quantization_config", method, "none: F32, F16 or BF16 weights, or a GGUF file",
+                      err);
     }
     if ((rc = check_flag(d, "mlp_bias", false, err)) < 0 || (rc = check_window(m, d, err)) < 0 ||
         (rc = check_layer_types(d, err)) < 0)

@@ -1,5 +1,5 @@
-/* Models in GGUF: their configuration from the file's metadata. Fills a struct model that the caller owns. Every
- * number is held against a range before it is used. */
+/* Models in GGUF: their configuration from the file's metadata. Fills a struct model that the caller owns.
+ * Every number is held against a range before it is used. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -98,10 +98,8 @@ static int read_sizes(struct model *m, struct err *err)
     struct model_config *c = &m->config;
     uint32_t value_dim = 0, experts = 0, window = 0;
     const struct range required[] = {
-        {"block_count", 1, MODEL_LAYERS_MAX, &c->layers},
-        {"embedding_length", 1, 1 << 17, &c->hidden},
-        {"feed_forward_length", 1, 1 << 20, &c->ffn},
-        {"context_length", 1, 1u << 31, &c->context_max},
+        {"block_count", 1, MODEL_LAYERS_MAX, &c->layers}, {"embedding_length", 1, 1 << 17, &c->hidden},
+        {"feed_forward_length", 1, 1 << 20, &c->ffn},     {"context_length", 1, 1u << 31, &c->context_max},
         {"attention.head_count", 1, 4096, &c->q_heads},
     };
     int rc = 0;

@@ -47,8 +47,8 @@ enum model_naming { MODEL_NAMING_GGUF, MODEL_NAMING_FOLDER };
  * nothing asked for. */
 int model_bind(struct model *model, enum model_naming naming, struct err *err);
 
-/* Llama 3's scaling as divisors [dims / 2] of the frequencies. Source: the Llama 3.1 release: wavelengths above
- * original / low are stretched by factor, below original / high kept, between them interpolated. */
+/* Llama 3's scaling as divisors [dims / 2] of the frequencies. Source: the Llama 3.1 release: wavelengths
+ * above original / low are stretched by factor, below original / high kept, between them interpolated. */
 struct model_llama3 {
     float factor, low, high;
     uint32_t original_context;

@@ -60,7 +60,8 @@ void model_llama3_factors(const struct model_rope *rope, const struct model_llam
            high = scaling->high;
     for (uint32_t j = 0; j < rope->dims / 2; j++) {
         double turns = original * pow(rope->base, -2.0 * j / rope->dims) / (2 * M_PI);
-        double kept = fmin(fmax((turns - low) / (high - low), 0), 1); /* share of the frequency not stretched */
+        double kept =
+            fmin(fmax((turns - low) / (high - low), 0), 1); /* share of the frequency not stretched */
         ret[j] = (float)(1 / ((1 - kept) / factor + kept));
     }
 }

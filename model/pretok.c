@@ -1,12 +1,12 @@
 /* Pre-tokenizers on PCRE2. The compiled expressions are read only; each walk has its own match data.
  *
  * The expressions are compiled anchored, because asking for it at match time leaves the JIT, and matched
- * without UTF checks: the caller has validated the text once. An expression that stands alone covers any text:
- * some alternative matches at every character. Of several, each cuts the pieces that the one before made, into
- * its matches and what lies between them; it sees no more than its piece. Differences to the tokenizers' own expressions:
- * - \s is spelled as Unicode's White_Space, since PCRE2 counts U+180E as well;
- * - "smollm" is published as two passes (each digit alone, then GPT-2's expression on what lies between). One
- *   pass gives the same pieces when a digit also counts as the end of white space. */
+ * without UTF checks: the caller has validated the text once. An expression that stands alone covers any
+ * text: some alternative matches at every character. Of several, each cuts the pieces that the one before
+ * made, into its matches and what lies between them; it sees no more than its piece. Differences to the
+ * tokenizers' own expressions: - \s is spelled as Unicode's White_Space, since PCRE2 counts U+180E as well; -
+ * "smollm" is published as two passes (each digit alone, then GPT-2's expression on what lies between). One
+ * pass gives the same pieces when a digit also counts as the end of white space. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "model/pretok.h"
 
@@ -34,8 +34,9 @@ static const char llama3[] = BEFORE_NUMBER "\\p{N}{1,3}" AFTER_NUMBER;
 static const char qwen2[] = BEFORE_NUMBER "\\p{N}" AFTER_NUMBER;
 
 /* DeepSeek's two, each a list of passes. */
-#define FIRST      SPACE "?["
-#define V3_WORDS   "[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*|" SPACE "*[\\r\\n]+|" SPACES
+#define FIRST SPACE "?["
+#define V3_WORDS \
+    "[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*|" SPACE "*[\\r\\n]+|" SPACES
 #define V3_SYMBOLS "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|"
 static const char v3_words[] = V3_SYMBOLS V3_WORDS;
 
@@ -137,8 +138,9 @@ static int match(struct pretok_walk *walk, unsigned pass, struct name text, size
 {
     const struct pretok *p = walk->pretok;
     PCRE2_SPTR subject = (PCRE2_SPTR)text.text;
-    int rc = p->jit ? pcre2_jit_match(p->codes[pass], subject, text.bytes, at, 0, walk->match, NULL)
-                    : pcre2_match(p->codes[pass], subject, text.bytes, at, PCRE2_NO_UTF_CHECK, walk->match, NULL);
+    int rc =
+        p->jit ? pcre2_jit_match(p->codes[pass], subject, text.bytes, at, 0, walk->match, NULL)
+               : pcre2_match(p->codes[pass], subject, text.bytes, at, PCRE2_NO_UTF_CHECK, walk->match, NULL);
     if (rc < 0)
         return rc == PCRE2_ERROR_NOMATCH ? 0 : -ELOOP;
     const PCRE2_SIZE *found = pcre2_get_ovector_pointer(walk->match);
@@ -164,7 +166,8 @@ static int next_covering(struct pretok_walk *walk, struct name *ret)
 /* The next piece of one pass within the piece that it was given: text up to a match, or the match. */
 static int next_of_pass(struct pretok_walk *walk, unsigned pass, struct name *ret)
 {
-    size_t at = walk->passes[pass].at, begin = walk->passes[pass].begin, end = walk->passes[pass].end, found[2];
+    size_t at = walk->passes[pass].at, begin = walk->passes[pass].begin, end = walk->passes[pass].end,
+           found[2];
     if (at == end)
         return 0;
     if (walk->passes[pass].match_end <= at) {

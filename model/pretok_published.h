@@ -1,6 +1,6 @@
-/* The expressions of pre-tokenizers as their makers publish them: text of tokenizer.json, from which the kind is
- * recognised; line breaks are spelled \r and \n. What is run is written for the engine in pretok.c. Not for
- * other folders. */
+/* The expressions of pre-tokenizers as their makers publish them: text of tokenizer.json, from which the kind
+ * is recognised; line breaks are spelled \r and \n. What is run is written for the engine in pretok.c. Not
+ * for other folders. */
 #ifndef MODEL_PRETOK_PUBLISHED_H
 #define MODEL_PRETOK_PUBLISHED_H
 

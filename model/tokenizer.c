@@ -54,10 +54,10 @@ static void merge_piece(const struct tokenizer *t, struct name piece, struct tok
 }
 
 /* What pieces of this text gave before: words come again, and looking one up takes a tenth of merging it. */
-#define CACHE_SLOTS   4096
-#define CACHE_BYTES   22
-#define CACHE_IDS     9
-#define CACHE_FROM    4096 /* bytes of text from which on filling it pays */
+#define CACHE_SLOTS 4096
+#define CACHE_BYTES 22
+#define CACHE_IDS   9
+#define CACHE_FROM  4096 /* bytes of text from which on filling it pays */
 
 struct cached {
     uint8_t bytes, count; /* bytes 0: empty */
@@ -71,7 +71,8 @@ static uint32_t cache_slot(struct name piece)
     size_t n = piece.bytes < 8 ? piece.bytes : 8;
     memcpy(&head, piece.text, n);
     memcpy(&tail, piece.text + piece.bytes - n, n);
-    uint64_t mixed = (head ^ (tail * UINT64_C(0x9e3779b97f4a7c15)) ^ piece.bytes) * UINT64_C(0xff51afd7ed558ccd);
+    uint64_t mixed =
+        (head ^ (tail * UINT64_C(0x9e3779b97f4a7c15)) ^ piece.bytes) * UINT64_C(0xff51afd7ed558ccd);
     return (uint32_t)(mixed >> 40) % CACHE_SLOTS;
 }
 

@@ -113,12 +113,12 @@ static void build_index(struct tokenizer *t)
 static int bad_merge(uint32_t rank, struct name merge, struct err *err)
 {
     return err_set(err, -EBADMSG,
-                   "merges: entry %" PRIu32 ": found \"%.*s\", expected two tokens that join to a third", rank,
-                   (int)(merge.bytes < 80 ? merge.bytes : 80), merge.text);
+                   "merges: entry %" PRIu32 ": found \"%.*s\", expected two tokens that join to a third",
+                   rank, (int)(merge.bytes < 80 ? merge.bytes : 80), merge.text);
 }
 
-/* Both halves of a merge as raw bytes behind each other in `joined`, which is as long as the merge. False when
- * it is not two texts. */
+/* Both halves of a merge as raw bytes behind each other in `joined`, which is as long as the merge. False
+ * when it is not two texts. */
 static bool split_merge(const struct tokenizer *t, const int16_t alphabet[512], struct name m, char *joined,
                         size_t ret_lengths[2])
 {
@@ -234,8 +234,7 @@ static int check_mark(const struct tokenizer *t, uint32_t id, struct err *err)
 {
     if (utf8_valid(t->raw[id].text, t->raw[id].bytes) == t->raw[id].bytes)
         return 0;
-    return err_set(err, -EBADMSG,
-                   "tokens: token %" PRIu32 ": found invalid UTF-8, expected text", id);
+    return err_set(err, -EBADMSG, "tokens: token %" PRIu32 ": found invalid UTF-8, expected text", id);
 }
 
 static int build_marks(struct tokenizer *t, bool control, struct err *err)
@@ -326,7 +325,7 @@ int tokenizer_create_from(const struct vocab *vocab, struct tokenizer **ret, str
     } else {
         t->add_bos = true;
         t->add_space = vocab->add_space_prefix != VOCAB_FLAG_NO;
-        if (vocab->merges)
+        if (!vocab->scores)
             rc = build_merges_list(t, err);
         else
             build_merges_spm(t);
@@ -351,8 +350,10 @@ int tokenizer_create(const struct model *model, struct tokenizer **ret, struct e
 {
     const struct vocab *vocab = model_vocab(model);
     if (!vocab)
-        return err_set(err, -ENOENT, "%s: tokenizer: found none, expected tokenizer.ggml.model in the file or tokenizer.json",
-                       model_path(model));
+        return err_set(
+            err, -ENOENT,
+            "%s: tokenizer: found none, expected tokenizer.ggml.model in the file or tokenizer.json",
+            model_path(model));
     int rc = tokenizer_create_from(vocab, ret, err);
     return rc < 0 ? err_prefix(err, rc, "%s", model_path(model)) : 0;
 }

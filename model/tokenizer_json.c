@@ -1,6 +1,6 @@
-/* Reads tokenizer.json. The parser hands over events; those of model.vocab and model.merges (10 MB and more) are
- * taken as they come, the others are written out again as JSON and parsed into a tree of bounded size. One
- * thread. It must never allocate by more than a small multiple of what it has really read. */
+/* Reads tokenizer.json. The parser hands over events; those of model.vocab and model.merges (10 MB and more)
+ * are taken as they come, the others are written out again as JSON and parsed into a tree of bounded size.
+ * One thread. It must never allocate by more than a small multiple of what it has really read. */
 #include "model/tokenizer_json.h"
 
 #include <errno.h>
@@ -72,7 +72,8 @@ static int unexpected(struct reader *r, const char *found)
     };
     char text[128];
     const char *at = strstr(expected[r->state], "%s");
-    snprintf(text, sizeof text, "%.*s%s%s", (int)(at - expected[r->state]), expected[r->state], found, at + 2);
+    snprintf(text, sizeof text, "%.*s%s%s", (int)(at - expected[r->state]), expected[r->state], found,
+             at + 2);
     return fail(r, -EBADMSG, "%s", text);
 }
 
@@ -114,7 +115,8 @@ static int on_number(void *ctx, const char *text, size_t bytes)
         id = text[i] >= '0' && text[i] <= '9' && id < UINT32_MAX ? id * 10 + (uint64_t)(text[i] - '0')
                                                                  : UINT64_MAX / 2;
     if (id >= r->vocab_size)
-        return fail(r, -EBADMSG, "model.vocab: found id %.*s, expected less than the %" PRIu32 " of vocab_size",
+        return fail(r, -EBADMSG,
+                    "model.vocab: found id %.*s, expected less than the %" PRIu32 " of vocab_size",
                     (int)(bytes < 30 ? bytes : 30), text, r->vocab_size);
     r->out->tokens[r->out->token_count - 1].id = (uint32_t)id;
     r->state = STATE_VOCAB;
@@ -313,15 +315,16 @@ static int parse_rest(struct reader *r)
     yajl_gen_get_buf(r->gen, &text, &bytes);
     r->out->rest = json_loadb((const char *)text, bytes, JSON_REJECT_DUPLICATES, &why);
     if (!r->out->rest)
-        return err_set(r->err, -EBADMSG, "found JSON that is refused (%.100s), expected plain JSON", why.text);
+        return err_set(r->err, -EBADMSG, "found JSON that is refused (%.100s), expected plain JSON",
+                       why.text);
     if (!r->has_vocab || !r->has_merges)
         return err_set(r->err, -EBADMSG, "model.%s: found no such field, expected it",
                        r->has_vocab ? "merges" : "vocab");
     return 0;
 }
 
-int tokenizer_json_read(struct tokenizer_json *json, struct name text, uint32_t vocab_size, struct vocab *keep,
-                        struct err *err)
+int tokenizer_json_read(struct tokenizer_json *json, struct name text, uint32_t vocab_size,
+                        struct vocab *keep, struct err *err)
 {
     memset(json, 0, sizeof *json);
     struct reader *r = mem_alloc(1, sizeof *r);

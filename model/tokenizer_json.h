@@ -1,5 +1,5 @@
-/* tokenizer.json of a Hugging Face folder, read in one pass: the large tables go straight into arrays, all else
- * becomes a small JSON tree. Not for other folders. */
+/* tokenizer.json of a Hugging Face folder, read in one pass: the large tables go straight into arrays, all
+ * else becomes a small JSON tree. Not for other folders. */
 #ifndef MODEL_TOKENIZER_JSON_H
 #define MODEL_TOKENIZER_JSON_H
 
@@ -24,8 +24,8 @@ struct tokenizer_json {
 
 /* Reads the text; names are kept in `keep`. Ids must be below `vocab_size`. 0; -EBADMSG with field, found and
  * expected; -ENOTSUP for a model.type other than BPE. Release with tokenizer_json_free, also on failure. */
-int tokenizer_json_read(struct tokenizer_json *json, struct name text, uint32_t vocab_size, struct vocab *keep,
-                        struct err *err);
+int tokenizer_json_read(struct tokenizer_json *json, struct name text, uint32_t vocab_size,
+                        struct vocab *keep, struct err *err);
 void tokenizer_json_free(struct tokenizer_json *json);
 
 #endif

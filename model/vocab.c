@@ -202,9 +202,12 @@ void vocab_settle_marks(struct vocab *vocab)
         "<|end_of_text|>",
         "<|endoftext|>",
         "<\xef\xbd\x9cUser\xef\xbd\x9c>",
-        "<\xef\xbd\x9c" "Assistant\xef\xbd\x9c>",
-        "<\xef\xbd\x9c" "begin\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>",
-        "<\xef\xbd\x9c" "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>",
+        "<\xef\xbd\x9c"
+        "Assistant\xef\xbd\x9c>",
+        "<\xef\xbd\x9c"
+        "begin\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>",
+        "<\xef\xbd\x9c"
+        "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>",
     };
     for (uint32_t i = 0; i < vocab->count; i++) {
         if (vocab->types[i] != VOCAB_TYPE_USER_DEFINED)
@@ -249,7 +252,10 @@ struct hash128 vocab_fingerprint(const struct vocab *vocab)
 {
     const struct vocab *v = vocab;
     const struct pretok_traits *traits = pretok_traits_of(v->pre);
-    uint32_t head[] = {(uint32_t)v->kind, v->merge_count, settled(v->add_space_prefix, true), v->space_first,
+    uint32_t head[] = {(uint32_t)v->kind,
+                       v->merge_count,
+                       settled(v->add_space_prefix, true),
+                       v->space_first,
                        settled(v->nfc, traits && traits->nfc),
                        settled(v->whole_pieces, traits && traits->whole_pieces)};
     struct hash128 h = hash_bytes(0, head, sizeof head);

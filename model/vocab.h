@@ -10,10 +10,10 @@
 #include "base/hash.h"
 #include "model/names.h"
 
-#define VOCAB_NO_TOKEN UINT32_MAX
+#define VOCAB_NO_TOKEN   UINT32_MAX
 #define VOCAB_TOKENS_MAX (UINT32_C(1) << 24) /* more than any real vocabulary has */
-#define VOCAB_ENDS_MAX 16
-#define VOCAB_TEXT_MAX 8193 /* bytes of a token or a merge; bounds what building a tokenizer costs */
+#define VOCAB_ENDS_MAX   16
+#define VOCAB_TEXT_MAX   8193 /* bytes of a token or a merge; bounds what building a tokenizer costs */
 
 enum vocab_kind {
     VOCAB_KIND_BPE, /* byte-level BPE: token texts are in GPT-2's alphabet of one character a byte */
@@ -38,9 +38,9 @@ struct vocab {
     uint32_t count;
     struct name *tokens; /* [count], as in the file */
     uint8_t *types;      /* [count], enum vocab_type */
-    float *scores;       /* [count]; NULL for BPE */
+    float *scores;       /* [count]; NULL: `merges` says what is merged */
     uint32_t merge_count;
-    struct name *merges; /* [merge_count], "left right", the first is merged first; NULL: by scores */
+    struct name *merges; /* [merge_count], "left right", the first is merged first; unused with scores */
     uint32_t bos, eos, eot, eom, unknown; /* VOCAB_NO_TOKEN where the file names none */
     uint32_t ends[VOCAB_ENDS_MAX];        /* more ids that end a generation */
     uint32_t end_count;
@@ -60,8 +60,8 @@ int vocab_from_gguf(const struct gguf *gguf, struct vocab **ret, struct err *err
 /* A copy of the text that lives as long as the vocabulary. */
 struct name vocab_keep(struct vocab *vocab, const char *text, size_t bytes);
 
-/* Marks of turns that some files call ordinary added tokens become control tokens, so that no client's text can
- * spell them. To be called once tokens and types are filled. */
+/* Marks of turns that some files call ordinary added tokens become control tokens, so that no client's text
+ * can spell them. To be called once tokens and types are filled. */
 void vocab_settle_marks(struct vocab *vocab);
 
 /* Frees the arrays and kept texts, not borrowed ones. Accepts NULL and half-built objects. */

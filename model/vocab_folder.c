@@ -39,8 +39,8 @@ static bool flag_of(const json_t *object, const char *key, bool otherwise)
     return json_is_boolean(value) ? json_is_true(value) : otherwise;
 }
 
-/* One token into its place. `type` NORMAL of a vocabulary's own, others of added tokens, which may name one that
- * the vocabulary has already. */
+/* One token into its place. `type` NORMAL of a vocabulary's own, others of added tokens, which may name one
+ * that the vocabulary has already. */
 static int place_token(const struct source *s, struct name text, uint32_t id, enum vocab_type type)
 {
     struct vocab *v = s->v;
@@ -53,8 +53,8 @@ static int place_token(const struct source *s, struct name text, uint32_t id, en
     bool same = taken && type != VOCAB_TYPE_NORMAL && name_equal(v->tokens[id], text);
     if (taken && !same)
         return err_set(s->err, -EBADMSG,
-                       "%.200s: id %" PRIu32 ": found tokens \"%.*s\" and \"%.*s\", expected one", s->path, id,
-                       (int)(v->tokens[id].bytes < 60 ? v->tokens[id].bytes : 60), v->tokens[id].text,
+                       "%.200s: id %" PRIu32 ": found tokens \"%.*s\" and \"%.*s\", expected one", s->path,
+                       id, (int)(v->tokens[id].bytes < 60 ? v->tokens[id].bytes : 60), v->tokens[id].text,
                        (int)(text.bytes < 60 ? text.bytes : 60), text.text);
     v->tokens[id] = text;
     v->types[id] = (uint8_t)type;
@@ -120,7 +120,8 @@ static int place_tokens(const struct source *s, uint32_t vocab_size)
     if (added && !json_is_array(added) && !json_is_null(added))
         return err_set(s->err, -EBADMSG, "%.200s: added_tokens: found %s, expected an array", s->path,
                        json_kind(added));
-    json_array_foreach(added, at, token) {
+    json_array_foreach(added, at, token)
+    {
         if (rc < 0)
             break;
         rc = add_added(s, token);
@@ -167,7 +168,8 @@ static int walk_sequence(const struct source *s, const json_t *part, const char 
         return each(s, part, arg);
     size_t i;
     json_t *inner;
-    json_array_foreach(json_object_get(part, list), i, inner) {
+    json_array_foreach(json_object_get(part, list), i, inner)
+    {
         int rc = each(s, inner, arg);
         if (rc < 0)
             return rc;
@@ -229,7 +231,8 @@ static int read_metaspace(const struct source *s, const json_t *part)
     const char *scheme = json_string_value(json_object_get(part, "prepend_scheme"));
     if (!scheme)
         scheme = flag_of(part, "add_prefix_space", true) ? "always" : "never";
-    if (v->kind != VOCAB_KIND_SPM || flag_of(part, "split", true) || !replacement || strcmp(replacement, META))
+    if (v->kind != VOCAB_KIND_SPM || flag_of(part, "split", true) || !replacement ||
+        strcmp(replacement, META))
         return refuse(s, "pre_tokenizer", "Metaspace of another kind", "byte_fallback, split false, U+2581");
     v->add_space_prefix = strcmp(scheme, "never") ? VOCAB_FLAG_YES : VOCAB_FLAG_NO;
     v->space_first = !strcmp(scheme, "first");
@@ -260,7 +263,8 @@ static int read_pre(const struct source *s)
 {
     struct vocab *v = s->v;
     struct parts *parts = mem_alloc(1, sizeof *parts);
-    int rc = walk_sequence(s, json_object_get(s->json.rest, "normalizer"), "normalizers", read_normalizer, NULL);
+    int rc =
+        walk_sequence(s, json_object_get(s->json.rest, "normalizer"), "normalizers", read_normalizer, NULL);
     if (!rc)
         rc = walk_sequence(s, json_object_get(s->json.rest, "pre_tokenizer"), "pretokenizers",
                            read_pre_tokenizer, parts);
@@ -293,7 +297,8 @@ static int read_post_processor(const struct source *s, const json_t *part, void 
     size_t i;
     json_t *item;
     bool text_seen = false;
-    json_array_foreach(json_object_get(part, "single"), i, item) {
+    json_array_foreach(json_object_get(part, "single"), i, item)
+    {
         const json_t *special = json_object_get(item, "SpecialToken");
         if (!special) {
             text_seen = true;
@@ -304,8 +309,10 @@ static int read_post_processor(const struct source *s, const json_t *part, void 
             return refuse(s, "post_processor", id ? id : "a token", "one token, before the text");
         s->v->bos = find_token(s->v, id);
         if (s->v->bos == VOCAB_NO_TOKEN)
-            return err_set(s->err, -EBADMSG, "%.200s: post_processor: found token %.60s, expected it in the "
-                           "vocabulary", s->path, id ? id : "without id");
+            return err_set(s->err, -EBADMSG,
+                           "%.200s: post_processor: found token %.60s, expected it in the "
+                           "vocabulary",
+                           s->path, id ? id : "without id");
         s->v->add_bos = VOCAB_FLAG_YES;
     }
     return 0;
@@ -375,7 +382,8 @@ static const char *template_text(const json_t *root)
     const json_t *value = json_object_get(root, "chat_template");
     size_t i;
     json_t *item;
-    json_array_foreach(value, i, item) {
+    json_array_foreach(value, i, item)
+    {
         const char *name = json_string_value(json_object_get(item, "name"));
         if (name && !strcmp(name, "default"))
             return json_string_value(json_object_get(item, "template"));
@@ -411,8 +419,8 @@ static int read_template_file(const char *folder, struct vocab *v, struct err *e
     snprintf(path, room, "%s/chat_template.jinja", folder);
     int rc = mapping_open(&m, path, err);
     if (!rc && m.bytes > JSON_FILE_MAX)
-        rc = err_set(err, -EBADMSG, "%.200s: size: found %" PRIu64 " bytes, expected at most %u", path, m.bytes,
-                     JSON_FILE_MAX);
+        rc = err_set(err, -EBADMSG, "%.200s: size: found %" PRIu64 " bytes, expected at most %u", path,
+                     m.bytes, JSON_FILE_MAX);
     else if (!rc && m.bytes)
         v->chat_template = vocab_keep(v, (const char *)m.data, m.bytes);
     mapping_close(&m);
@@ -423,7 +431,8 @@ static int read_template_file(const char *folder, struct vocab *v, struct err *e
 static void add_end(struct vocab *v, const json_t *id)
 {
     json_int_t number;
-    if (!json_whole(id, &number) || number < 0 || number >= (json_int_t)v->count || v->end_count == VOCAB_ENDS_MAX)
+    if (!json_whole(id, &number) || number < 0 || number >= (json_int_t)v->count ||
+        v->end_count == VOCAB_ENDS_MAX)
         return;
     v->ends[v->end_count++] = (uint32_t)number;
     if (v->eos == VOCAB_NO_TOKEN)
@@ -437,8 +446,7 @@ static void add_ends(struct vocab *v, const json_t *root)
     size_t i;
     json_t *id;
     add_end(v, ends);
-    json_array_foreach(ends, i, id)
-        add_end(v, id);
+    json_array_foreach(ends, i, id) add_end(v, id);
     json_int_t bos;
     if (v->bos == VOCAB_NO_TOKEN && json_whole(json_object_get(root, "bos_token_id"), &bos) && bos >= 0 &&
         bos < (json_int_t)v->count)
@@ -470,11 +478,11 @@ int vocab_from_folder(const char *folder, const struct json_doc *config, uint32_
     snprintf(path, room, "%s/tokenizer.json", folder);
     int rc = mapping_open(&m, path, err);
     if (rc == 0 && m.bytes > TOKENIZER_JSON_MAX)
-        rc = err_set(err, -EBADMSG, "%.200s: size: found %" PRIu64 " bytes, expected at most %u", path, m.bytes,
-                     TOKENIZER_JSON_MAX);
+        rc = err_set(err, -EBADMSG, "%.200s: size: found %" PRIu64 " bytes, expected at most %u", path,
+                     m.bytes, TOKENIZER_JSON_MAX);
     else if (rc == 0)
-        rc = vocab_from_json((struct name){m.data ? (const char *)m.data : "", m.bytes}, path, vocab_size, ret,
-                             err);
+        rc = vocab_from_json((struct name){m.data ? (const char *)m.data : "", m.bytes}, path, vocab_size,
+                             ret, err);
     mapping_close(&m);
     mem_free(&path);
     if (rc == -ENOENT)

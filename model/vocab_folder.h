@@ -6,9 +6,9 @@
 #include "model/json_file.h"
 #include "model/vocab.h"
 
-/* *ret is NULL with 0 when there is no tokenizer.json. The vocabulary gets `vocab_size` tokens, as the embedding
- * has rows; those that the file lacks are unused. -EBADMSG for damaged files, -ENOTSUP for kinds, normalizers
- * and pre-tokenizers that are not known. */
+/* *ret is NULL with 0 when there is no tokenizer.json. The vocabulary gets `vocab_size` tokens, as the
+ * embedding has rows; those that the file lacks are unused. -EBADMSG for damaged files, -ENOTSUP for kinds,
+ * normalizers and pre-tokenizers that are not known. */
 int vocab_from_folder(const char *folder, const struct json_doc *config, uint32_t vocab_size,
                       struct vocab **ret, struct err *err);
 

@@ -1,5 +1,5 @@
-/* Finds the safetensors files of a Hugging Face folder. Index and shards must agree both ways: a shard that was
- * not fetched, or that belongs to another release, would otherwise show as noise. One thread. */
+/* Finds the safetensors files of a Hugging Face folder. Index and shards must agree both ways: a shard that
+ * was not fetched, or that belongs to another release, would otherwise show as noise. One thread. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -53,7 +53,8 @@ static int open_all(struct weights *w, const struct json_doc *index, json_t *map
     const char *tensor;
     json_t *value;
     uint32_t last = 0; /* neighbours in the map mostly share a shard */
-    json_object_foreach(map, tensor, value) {
+    json_object_foreach(map, tensor, value)
+    {
         const char *file = json_string_value(value);
         if (!file || !plain_name(file))
             return err_set(err, -EBADMSG, "%.200s: weight_map: %.80s: found %.80s, expected a file name",
@@ -80,7 +81,8 @@ static int check_map(const struct weights *w, const struct json_doc *index, json
 {
     const char *tensor;
     json_t *value;
-    json_object_foreach(map, tensor, value) {
+    json_object_foreach(map, tensor, value)
+    {
         const struct weight *t = weights_find(w, tensor);
         const char *file = json_string_value(value);
         if (!t || strcmp(strrchr(t->path, '/') + 1, file))
@@ -90,8 +92,7 @@ static int check_map(const struct weights *w, const struct json_doc *index, json
     for (uint32_t i = 0; i < w->count; i++) {
         struct name n = w->items[i].name;
         if (!json_object_getn(map, n.text, n.bytes))
-            return err_set(err, -EBADMSG,
-                           "%.200s: tensor %.*s: found it in the shard, expected it in %s too",
+            return err_set(err, -EBADMSG, "%.200s: tensor %.*s: found it in the shard, expected it in %s too",
                            w->items[i].path, (int)(n.bytes < 80 ? n.bytes : 80), n.text, INDEX_FILE);
     }
     return 0;

@@ -38,6 +38,15 @@ uint64_t memory_staging_slabs(const struct kv_layout *layout, uint32_t tokens)
     return 2 * run_layers_max(layout) * memory_page_slabs(layout, pages);
 }
 
+uint32_t memory_staging_tokens(const struct kv_layout *layout, uint64_t device_bytes)
+{
+    uint64_t slab_bytes = layout_slab_bytes(layout);
+    uint64_t slabs = device_bytes / slab_bytes / 2 / (2 * run_layers_max(layout)); /* of one layer and buffer */
+    uint64_t pages = (slabs ? slabs : 1) * (slab_bytes / layout_page_bytes(layout));
+    uint64_t wanted = divide_up(layout->context_max, BLOCK_TOKENS);
+    return (uint32_t)((pages < wanted ? pages : wanted) * BLOCK_TOKENS);
+}
+
 uint64_t memory_device_slabs(const struct kv_layout *layout, const struct memory_load *load, uint32_t context,
                              uint32_t resident)
 {
@@ -46,7 +55,7 @@ uint64_t memory_device_slabs(const struct kv_layout *layout, const struct memory
     if (resident < layout->layers) {
         slabs += (uint64_t)load->requests * (layout->layers - resident) *
                  memory_slot_slabs(layout, memory_slots(load->slots, context));
-        slabs += memory_staging_slabs(layout, load->staging_tokens < context ? load->staging_tokens : context);
+        slabs += memory_staging_slabs(layout, load->staging_tokens);
     }
     return slabs;
 }

@@ -41,6 +41,9 @@ uint64_t memory_page_slabs(const struct kv_layout *layout, uint64_t pages);     
 uint64_t memory_slot_slabs(const struct kv_layout *layout, uint32_t slots);                   /* one (sequence, layer) */
 uint64_t memory_staging_slabs(const struct kv_layout *layout, uint32_t tokens);               /* both buffers */
 
+/* Positions that the store's staging buffers hold: the layout's context, but at most half of the device. */
+uint32_t memory_staging_tokens(const struct kv_layout *layout, uint64_t device_bytes);
+
 /* Device slabs for the load at `context` positions a request with layers [0, resident) on the device. `resident`
  * is a run boundary. */
 uint64_t memory_device_slabs(const struct kv_layout *layout, const struct memory_load *load, uint32_t context,

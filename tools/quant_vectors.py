@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Writes tests/vectors/quants.bin: random blocks of every quantized type and what the `gguf` package makes of them.
+"""Writes tests/vectors/quants.bin: random blocks of every quantized type and what the `gguf` package makes
+of them.
 
-Needs numpy and gguf (pip). Run again only when a type is added:  tools/quant_vectors.py tests/vectors/quants.bin
+Needs numpy and gguf (pip). Run again only when a type is added:
+  tools/quant_vectors.py tests/vectors/quants.bin
 
-Format, little endian: "QVEC", u32 number of records; a record is u32 type (GGUF's number), u32 elements, u32 bytes
-of blocks, the blocks, the elements as float32.
+Format, little endian: "QVEC", u32 number of records; a record is u32 type (GGUF's number), u32 elements,
+u32 bytes of blocks, the blocks, the elements as float32.
 """
 import struct
 import sys

@@ -301,10 +301,10 @@ INLINE void quantize_block(struct act_block *out, const float *x)
     __m256 factor = _mm256_set1_ps(largest > 0 ? 127.0f / largest : 0);
     __m256i a = _mm256_packs_epi32(quantize8(x, factor), quantize8(x + 8, factor));
     __m256i b = _mm256_packs_epi32(quantize8(x + 16, factor), quantize8(x + 24, factor));
-    __m256i q = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(a, b), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    __m256i q =
+        _mm256_permutevar8x32_epi32(_mm256_packs_epi16(a, b), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     _mm256_storeu_si256((void *)out->q, q);
-    __m256i sums =
-        _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), q), _mm256_set1_epi16(1));
+    __m256i sums = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), q), _mm256_set1_epi16(1));
     out->total[0] = sum_of(_mm256_castsi256_si128(sums));
     out->total[1] = sum_of(_mm256_extracti128_si256(sums, 1));
     out->scale = largest * (1.0f / 127) + (_mm256_movemask_ps(nan) ? NAN : 0.0f);

@@ -75,8 +75,7 @@ INLINE void load32_wide(enum dtype type, const uint8_t *p, __m512 w[2])
     if (type == DTYPE_Q8_0) {
         for (int i = 0; i < 2; i++)
             w[i] = _mm512_mul_ps(
-                d, _mm512_cvtepi32_ps(
-                       _mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)(p + 2 + 16 * i)))));
+                d, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)(p + 2 + 16 * i)))));
         return;
     }
     if (q8_has_min(type)) {
@@ -352,19 +351,19 @@ INLINE void value_rows(enum dtype type, float *acc, const float *scores, const s
 }
 
 /* Calls with a literal number of rows: sixes, threes (a decoding group of 3), twos, one. */
-#define FOR_ROWS(call, ...)                            \
-    do {                                               \
-        int row = 0;                                   \
-        for (; row + 6 <= t->rows; row += 6)           \
-            call(__VA_ARGS__, t, row, 6);              \
-        for (; row + 3 <= t->rows; row += 3)           \
-            call(__VA_ARGS__, t, row, 3);              \
-        if (row + 2 <= t->rows) {                      \
-            call(__VA_ARGS__, t, row, 2);              \
-            row += 2;                                  \
-        }                                              \
-        if (row < t->rows)                             \
-            call(__VA_ARGS__, t, row, 1);              \
+#define FOR_ROWS(call, ...)                  \
+    do {                                     \
+        int row = 0;                         \
+        for (; row + 6 <= t->rows; row += 6) \
+            call(__VA_ARGS__, t, row, 6);    \
+        for (; row + 3 <= t->rows; row += 3) \
+            call(__VA_ARGS__, t, row, 3);    \
+        if (row + 2 <= t->rows) {            \
+            call(__VA_ARGS__, t, row, 2);    \
+            row += 2;                        \
+        }                                    \
+        if (row < t->rows)                   \
+            call(__VA_ARGS__, t, row, 1);    \
     } while (0)
 
 static void attn_scores(float *scores, const struct attn_tile *t)

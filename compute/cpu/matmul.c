@@ -12,10 +12,10 @@
 
 enum {
     PRODUCTS_MAX = 8,
-    ITEM_MACS = 1 << 17,   /* least work of many tokens that is worth a turn of the pool: about 5 us */
-    ITEM_BYTES = 32 << 10, /* the same for one token: about 2 us */
-    ITEMS_PER_THREAD = 4,  /* so that an uneven start evens out */
-    TOKENS_MIN = 24,       /* a panel is not worth expanding for fewer when a matrix has few rows */
+    ITEM_MACS = 1 << 17,      /* least work of many tokens that is worth a turn of the pool: about 5 us */
+    ITEM_BYTES = 32 << 10,    /* the same for one token: about 2 us */
+    ITEMS_PER_THREAD = 4,     /* so that an uneven start evens out */
+    TOKENS_MIN = 24,          /* a panel is not worth expanding for fewer when a matrix has few rows */
     QUANTIZE_FLOATS = 1 << 13 /* activations of one item */
 };
 

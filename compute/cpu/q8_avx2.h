@@ -1,4 +1,5 @@
-/* Integer products with 8 rows in a register: the primitives of q8_lanes.h in AVX2. Included by avx2.c alone. */
+/* Integer products with 8 rows in a register: the primitives of q8_lanes.h in AVX2. Included by avx2.c
+ * alone. */
 #ifndef COMPUTE_CPU_Q8_AVX2_H
 #define COMPUTE_CPU_Q8_AVX2_H
 

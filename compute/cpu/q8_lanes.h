@@ -18,14 +18,14 @@
  *   Q8_TILE_TOKENS                          tokens that keep their sums in registers together */
 
 #if LANES == 16
-#define UNPACK_LOW32(a, b) ((vi)_mm512_unpacklo_epi32((__m512i)(a), (__m512i)(b)))
+#define UNPACK_LOW32(a, b)  ((vi)_mm512_unpacklo_epi32((__m512i)(a), (__m512i)(b)))
 #define UNPACK_HIGH32(a, b) ((vi)_mm512_unpackhi_epi32((__m512i)(a), (__m512i)(b)))
-#define UNPACK_LOW64(a, b) ((vi)_mm512_unpacklo_epi64((__m512i)(a), (__m512i)(b)))
+#define UNPACK_LOW64(a, b)  ((vi)_mm512_unpacklo_epi64((__m512i)(a), (__m512i)(b)))
 #define UNPACK_HIGH64(a, b) ((vi)_mm512_unpackhi_epi64((__m512i)(a), (__m512i)(b)))
 #else
-#define UNPACK_LOW32(a, b) ((vi)_mm256_unpacklo_epi32((__m256i)(a), (__m256i)(b)))
+#define UNPACK_LOW32(a, b)  ((vi)_mm256_unpacklo_epi32((__m256i)(a), (__m256i)(b)))
 #define UNPACK_HIGH32(a, b) ((vi)_mm256_unpackhi_epi32((__m256i)(a), (__m256i)(b)))
-#define UNPACK_LOW64(a, b) ((vi)_mm256_unpacklo_epi64((__m256i)(a), (__m256i)(b)))
+#define UNPACK_LOW64(a, b)  ((vi)_mm256_unpacklo_epi64((__m256i)(a), (__m256i)(b)))
 #define UNPACK_HIGH64(a, b) ((vi)_mm256_unpackhi_epi64((__m256i)(a), (__m256i)(b)))
 #endif
 
@@ -154,15 +154,16 @@ INLINE void lanes_q6_block(struct lanes_block *b, const uint8_t *const row[LANES
     lanes_load32(low, row, at + 64 * half + 32 * (quarter % 2));
     lanes_load32(high, row, at + 128 + 32 * half);
     for (int g = 0; g < 8; g++)
-        b->u[g] = ((low[g] >> (4 * (quarter / 2))) & NIBBLES) |
-                  (((high[g] >> (2 * quarter)) & 0x03030303u) << 4);
+        b->u[g] =
+            ((low[g] >> (4 * (quarter / 2))) & NIBBLES) | (((high[g] >> (2 * quarter)) & 0x03030303u) << 4);
     vi scales = lanes_u16(row, at + 192 + 2 * (size_t)sub);
     vf d = lanes_f16(lanes_u16(row, at + 208));
     b->d = d * lanes_float((vi)((vs)(scales << 24) >> 24));
     b->m = d * lanes_float((vi)((vs)(scales << 16) >> 24));
 }
 
-INLINE void lanes_read(enum dtype type, struct lanes_block *b, const uint8_t *const row[LANES], uint32_t block)
+INLINE void lanes_read(enum dtype type, struct lanes_block *b, const uint8_t *const row[LANES],
+                       uint32_t block)
 {
     if (type == DTYPE_Q4_K || type == DTYPE_Q5_K) {
         lanes_super_block(type, b, row, (size_t)(block / 8) * (type == DTYPE_Q5_K ? 176 : 144), block % 8);
@@ -329,7 +330,8 @@ static void q8_dot_rows(float *out, const struct matrix *w, uint32_t first_row, 
 #undef DOT_ROWS
 }
 
-static void q8_panel(void *panel, const struct matrix *w, uint32_t first, int rows, uint32_t block, int blocks)
+static void q8_panel(void *panel, const struct matrix *w, uint32_t first, int rows, uint32_t block,
+                     int blocks)
 {
     const uint8_t *row[LANES];
     lanes_rows(row, w, first, (uint32_t)rows);

@@ -58,13 +58,13 @@ INLINE __m256 broadcast_f16(const uint8_t *p)
 
 INLINE size_t block32_bytes(enum dtype type)
 {
-    return type == DTYPE_F32    ? 128
-           : type == DTYPE_Q8_0 ? 34
+    return type == DTYPE_F32                            ? 128
+           : type == DTYPE_Q8_0                         ? 34
            : type == DTYPE_Q4_0 || type == DTYPE_IQ4_NL ? 18
-           : type == DTYPE_Q4_1 ? 20
-           : type == DTYPE_Q5_0 ? 22
-           : type == DTYPE_Q5_1 ? 24
-                                : 64;
+           : type == DTYPE_Q4_1                         ? 20
+           : type == DTYPE_Q5_0                         ? 22
+           : type == DTYPE_Q5_1                         ? 24
+                                                        : 64;
 }
 
 INLINE void store_some(float *out, __m128 v, int count)

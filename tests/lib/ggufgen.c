@@ -139,21 +139,33 @@ static float next_value(struct ggufgen *gen, float scale)
     return scale * ((float)(next_random(gen) >> 40) * 0x1p-23f - 1);
 }
 
-/* One block: f16 d (and f16 m, the minimum) chosen so that values lie within about +-scale, then random
- * bits. */
+/* Where a type's scale (and scale of minima) lie in its block, and what they are for values within +-1. */
+static const struct block {
+    int16_t d_at, m_at; /* -1: it has none */
+    float d, m;
+} blocks[DTYPE_MAX] = {
+    [DTYPE_Q4_0] = {0, -1, 1 / 7.5f, 0},         [DTYPE_Q4_1] = {0, 2, 1 / 7.5f, -1},
+    [DTYPE_Q5_0] = {0, -1, 1 / 15.5f, 0},        [DTYPE_Q5_1] = {0, 2, 1 / 15.5f, -1},
+    [DTYPE_Q8_0] = {0, -1, 1 / 127.f, 0},        [DTYPE_IQ4_NL] = {0, -1, 1 / 127.f, 0},
+    [DTYPE_Q2_K] = {80, 82, 2 / 45.f, 1 / 15.f}, [DTYPE_Q3_K] = {108, -1, 1 / 128.f, 0},
+    [DTYPE_Q4_K] = {0, 2, 2 / 945.f, 1 / 63.f},  [DTYPE_Q5_K] = {0, 2, 2 / 1953.f, 1 / 63.f},
+    [DTYPE_Q6_K] = {208, -1, 1 / 4096.f, 0},
+};
+
+/* One block: random bits, and scales so that values lie within about +-scale. */
 static void put_block(struct ggufgen *gen, enum dtype type, float scale)
 {
-    struct ggufgen_part *w = &gen->weights;
-    float levels = type == DTYPE_Q8_0 ? 127 : type == DTYPE_Q5_0 || type == DTYPE_Q5_1 ? 15.5f : 7.5f;
-    uint16_t d = dtype_f32_to_f16(scale / levels), m = dtype_f32_to_f16(-scale);
-    bool has_min = type == DTYPE_Q4_1 || type == DTYPE_Q5_1;
-    put(w, &d, 2);
-    if (has_min)
-        put(w, &m, 2);
-    for (unsigned i = has_min ? 4 : 2; i < dtype_info((unsigned)type)->block_bytes; i++) {
-        uint8_t bits = (uint8_t)(next_random(gen) >> 56);
-        put(w, &bits, 1);
-    }
+    const struct block *b = &blocks[type];
+    uint8_t block[256];
+    uint16_t d = dtype_f32_to_f16(scale * b->d), m = dtype_f32_to_f16(scale * b->m);
+    unsigned bytes = dtype_info((unsigned)type)->block_bytes;
+    CHECK(b->d > 0 && bytes <= sizeof block);
+    for (unsigned i = 0; i < bytes; i++)
+        block[i] = (uint8_t)(next_random(gen) >> 56);
+    memcpy(block + b->d_at, &d, sizeof d);
+    if (b->m_at >= 0)
+        memcpy(block + b->m_at, &m, sizeof m);
+    put(&gen->weights, block, bytes);
 }
 
 static void put_value(struct ggufgen *gen, enum dtype type, float value)
@@ -169,7 +181,7 @@ void ggufgen_tensor(struct ggufgen *gen, const char *name, enum dtype type, uint
                     float scale)
 {
     const struct dtype_info *info = dtype_info((unsigned)type);
-    CHECK(info && info->name && cols % info->block_len == 0 && info->block_len <= 32);
+    CHECK(info && info->name && cols % info->block_len == 0);
     uint64_t shape[2] = {cols, rows};
     ggufgen_info(gen, name, rows ? 2 : 1, shape, (uint32_t)type, gen->weights.bytes);
     for (uint64_t i = 0; i < (rows ? rows : 1) * cols / info->block_len; i++) {
@@ -181,8 +193,8 @@ void ggufgen_tensor(struct ggufgen *gen, const char *name, enum dtype type, uint
     pad(&gen->weights, gen->alignment, 0);
 }
 
-void ggufgen_values(struct ggufgen *gen, const char *name, enum dtype type, const float *values, uint64_t rows,
-                    uint64_t cols)
+void ggufgen_values(struct ggufgen *gen, const char *name, enum dtype type, const float *values,
+                    uint64_t rows, uint64_t cols)
 {
     uint64_t shape[2] = {cols, rows};
     ggufgen_info(gen, name, rows ? 2 : 1, shape, (uint32_t)type, gen->weights.bytes);

@@ -35,15 +35,14 @@ void ggufgen_strings(struct ggufgen *gen, const char *key, const char *const *va
 void ggufgen_i32s(struct ggufgen *gen, const char *key, const int32_t *values, uint64_t count);
 void ggufgen_f32s(struct ggufgen *gen, const char *key, const float *values, uint64_t count);
 
-/* A tensor with pseudo-random values of about +-scale (any type of GGUF's blocks that base/dtype.h
- * describes as plain or as d/m and quants); cols is the fastest dimension; rows 0: a vector. scale 0: all
- * ones (F32 only). */
+/* A tensor with pseudo-random values of about +-scale, of any type that base/dtype.h knows; cols is the fastest
+ * dimension; rows 0: a vector. scale 0: all ones (F32 only). */
 void ggufgen_tensor(struct ggufgen *gen, const char *name, enum dtype type, uint64_t rows, uint64_t cols,
                     float scale);
 
 /* A tensor with these values (F32, F16 or BF16), rows x cols or a vector of cols. */
-void ggufgen_values(struct ggufgen *gen, const char *name, enum dtype type, const float *values, uint64_t rows,
-                    uint64_t cols);
+void ggufgen_values(struct ggufgen *gen, const char *name, enum dtype type, const float *values,
+                    uint64_t rows, uint64_t cols);
 
 /* A directory entry with exactly these numbers and no data. */
 void ggufgen_info(struct ggufgen *gen, const char *name, uint32_t dims, const uint64_t *shape, uint32_t type,

@@ -20,9 +20,9 @@
 
 #define TENSORS_MAX 64
 
-const char *const ggufgen_arch_names[] = {
-    "llama-gqa", "llama-mha-tied", "llama-mqa",  "llama3-scaling", "llama-linear", "llama-yarn",
-    "mistral",   "qwen2",          "qwen2-tied", "qwen3",          "qwen3-yarn",   NULL};
+const char *const ggufgen_arch_names[] = {"llama-gqa",    "llama-mha-tied", "llama-mqa",  "llama3-scaling",
+                                          "llama-linear", "llama-yarn",     "mistral",    "qwen2",
+                                          "qwen2-tied",   "qwen3",          "qwen3-yarn", NULL};
 
 struct tensor {
     char name[64], gguf[64];
@@ -145,7 +145,9 @@ static void unload(struct arch *a)
 static enum safetensors_type type_of(const struct arch *a)
 {
     const char *type = json_string_value(json_object_get(a->config, "torch_dtype"));
-    return !strcmp(type, "float16") ? SAFETENSORS_F16 : !strcmp(type, "bfloat16") ? SAFETENSORS_BF16 : SAFETENSORS_F32;
+    return !strcmp(type, "float16")    ? SAFETENSORS_F16
+           : !strcmp(type, "bfloat16") ? SAFETENSORS_BF16
+                                       : SAFETENSORS_F32;
 }
 
 static void *convert(const struct tensor *t, enum safetensors_type type)
@@ -163,7 +165,8 @@ static void *convert(const struct tensor *t, enum safetensors_type type)
 }
 
 /* Every `shards`-th tensor, from `shard` on. */
-static void write_shard(const struct arch *a, const char *folder, unsigned shard, unsigned shards, json_t *map)
+static void write_shard(const struct arch *a, const char *folder, unsigned shard, unsigned shards,
+                        json_t *map)
 {
     char file[64], path[256];
     struct safetensors_entry entries[TENSORS_MAX];
@@ -176,8 +179,11 @@ static void write_shard(const struct arch *a, const char *folder, unsigned shard
         snprintf(file, sizeof file, "model.safetensors");
     for (uint32_t i = shard; i < a->count; i += shards) {
         const struct tensor *t = &a->tensors[i];
-        struct safetensors_entry e = {.name = t->name, .type = type, .dims = t->rows ? 2 : 1,
-                                      .shape = {t->rows ? t->rows : t->cols, t->cols}, .data = convert(t, type)};
+        struct safetensors_entry e = {.name = t->name,
+                                      .type = type,
+                                      .dims = t->rows ? 2 : 1,
+                                      .shape = {t->rows ? t->rows : t->cols, t->cols},
+                                      .data = convert(t, type)};
         entries[content.tensor_count++] = e;
         json_object_set_new(map, t->name, json_string(file));
     }

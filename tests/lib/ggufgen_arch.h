@@ -1,5 +1,5 @@
-/* The small models of tests/vectors/arch, one for each architecture and variant, as files: tests make them here by
- * the rule that tools/reference_model.py states. Failures abort. */
+/* The small models of tests/vectors/arch, one for each architecture and variant, as files: tests make them
+ * here by the rule that tools/reference_model.py states. Failures abort. */
 #ifndef TESTS_LIB_GGUFGEN_ARCH_H
 #define TESTS_LIB_GGUFGEN_ARCH_H
 
@@ -12,11 +12,12 @@
 /* Names of the cases, NULL at the end. */
 extern const char *const ggufgen_arch_names[];
 
-/* A temporary Hugging Face folder, in as many safetensors files, with weights of the type that config.json says.
- * `config`: text in place of the case's config.json, or NULL. *ret_path is the caller's. */
+/* A temporary Hugging Face folder, in as many safetensors files, with weights of the type that config.json
+ * says. `config`: text in place of the case's config.json, or NULL. *ret_path is the caller's. */
 void ggufgen_arch_folder(const char *name, unsigned shards, const char *config, char **ret_path);
 
-/* A temporary GGUF file with matrices of the type (F32, F16 or BF16); parts > 1: split, *ret_path the first. */
+/* A temporary GGUF file with matrices of the type (F32, F16 or BF16); parts > 1: split, *ret_path the
+ * first. */
 void ggufgen_arch_file(const char *name, enum dtype type, unsigned parts, char **ret_path);
 
 /* Removes a folder and what it holds, or a file with its parts; frees the name. */

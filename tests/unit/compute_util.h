@@ -128,9 +128,9 @@ static inline double weight_at(enum dtype type, const uint8_t *row, uint32_t i)
     return with_min ? d * q + (double)half_at(b + 2) : d * (q - (five ? 16 : 8));
 }
 
-static const enum dtype matrix_types[] = {DTYPE_F32,  DTYPE_F16,  DTYPE_BF16,   DTYPE_Q4_0, DTYPE_Q4_1,
-                                          DTYPE_Q5_0, DTYPE_Q5_1, DTYPE_Q8_0,   DTYPE_IQ4_NL, DTYPE_Q2_K,
-                                          DTYPE_Q3_K, DTYPE_Q4_K, DTYPE_Q5_K,   DTYPE_Q6_K};
+static const enum dtype matrix_types[] = {DTYPE_F32,  DTYPE_F16,  DTYPE_BF16, DTYPE_Q4_0,   DTYPE_Q4_1,
+                                          DTYPE_Q5_0, DTYPE_Q5_1, DTYPE_Q8_0, DTYPE_IQ4_NL, DTYPE_Q2_K,
+                                          DTYPE_Q3_K, DTYPE_Q4_K, DTYPE_Q5_K, DTYPE_Q6_K};
 enum { MATRIX_TYPES = sizeof matrix_types / sizeof *matrix_types };
 
 static inline void put_half(uint8_t *p, float v)

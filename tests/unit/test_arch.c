@@ -1,6 +1,6 @@
-/* Every architecture and variant, as Hugging Face folder and as GGUF: a plain float64 pass over what model_open
- * hands out gives the logits of tests/vectors/arch. So names, shapes, order of rows, biases, norms and rotations
- * are right, whatever computes with them later. */
+/* Every architecture and variant, as Hugging Face folder and as GGUF: a plain float64 pass over what
+ * model_open hands out gives the logits of tests/vectors/arch. So names, shapes, order of rows, biases, norms
+ * and rotations are right, whatever computes with them later. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -35,7 +35,8 @@ static double element(const struct model_tensor *t, uint32_t row, uint32_t col)
     return (double)(t->type == DTYPE_F16 ? dtype_f16_to_f32(half) : dtype_bf16_to_f32(half));
 }
 
-static void multiply(const struct model_tensor *w, const struct model_tensor *bias, const double *x, double *y)
+static void multiply(const struct model_tensor *w, const struct model_tensor *bias, const double *x,
+                     double *y)
 {
     for (uint32_t r = 0; r < w->rows; r++) {
         y[r] = bias && bias->data ? element(bias, 0, r) : 0;

@@ -88,7 +88,8 @@ static void check_vector(const struct tokenizer *t, const struct chat_format *fo
 {
     const json_t *list = json_object_get(vector, "messages");
     struct chat_message messages[8];
-    struct chat chat = {format, messages, json_array_size(list), json_is_true(json_object_get(vector, "generate"))};
+    struct chat chat = {format, messages, json_array_size(list),
+                        json_is_true(json_object_get(vector, "generate"))};
     assert_true(chat.count <= 8);
     for (size_t i = 0; i < chat.count; i++) {
         const json_t *m = json_array_get(list, i);
@@ -113,7 +114,8 @@ static void check_vectors(const struct tokenizer *t, const char *name, const cha
     assert_int_equal(chat_format_by_name(name, &by_name, NULL), 0);
     assert_memory_equal(&format.family, &by_name.family, sizeof format.family);
     assert_string_equal(format.system, by_name.system);
-    json_array_foreach(vectors, i, vector) {
+    json_array_foreach(vectors, i, vector)
+    {
         if (strcmp(json_string_value(json_object_get(vector, "format")), name))
             continue;
         check_vector(t, &format, vector);
@@ -198,7 +200,10 @@ static void test_qwen3(void **state)
     check_shared("qwen3", "qwen3", NULL);
 }
 
-#define SAY(role, text) {role, text, sizeof text - 1}
+#define SAY(role, text)             \
+    {                               \
+        role, text, sizeof text - 1 \
+    }
 
 static const struct chat_message talk[] = {SAY("system", " S "), SAY("user", " a "),
                                            SAY("assistant", "<think>t</think>b"), SAY("user", "c")};
@@ -209,8 +214,10 @@ static void test_llama31(void **state)
     (void)state;
     static const char template[] =
         "{{- bos_token }}\n{{- \"<|start_header_id|>system<|end_header_id|>\\n\\n\" }}\n"
-        "{{- \"Cutting Knowledge Date: December 2023\\n\" }}\n{{- \"Today Date: \" + date_string + \"\\n\\n\" }}\n"
-        "{%- for message in messages %}{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ "
+        "{{- \"Cutting Knowledge Date: December 2023\\n\" }}\n{{- \"Today Date: \" + date_string + "
+        "\"\\n\\n\" }}\n"
+        "{%- for message in messages %}{{- '<|start_header_id|>' + message['role'] + "
+        "'<|end_header_id|>\\n\\n'+ "
         "message['content'] | trim + '<|eot_id|>' }}{%- endfor %}"
         "{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}";
     static const char *const marks[] = {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", NULL};
@@ -220,24 +227,28 @@ static void test_llama31(void **state)
     assert_int_equal(chat_format_by_template(template, sizeof template - 1, &f, NULL), 0);
     assert_string_equal(f.name, "llama3.1");
     struct chat chat = {&f, talk, 2, true};
-    check_prompt(t, &chat,
-                 "<s><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\nToday "
-                 "Date: 26 Jul 2024\n\nS<|eot_id|><|start_header_id|>user<|end_header_id|>\n\na<|eot_id|>"
-                 "<|start_header_id|>assistant<|end_header_id|>\n\n");
+    check_prompt(
+        t, &chat,
+        "<s><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\nToday "
+        "Date: 26 Jul 2024\n\nS<|eot_id|><|start_header_id|>user<|end_header_id|>\n\na<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n");
     chat = (struct chat){&f, talk + 1, 1, false};
-    check_prompt(t, &chat,
-                 "<s><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\nToday "
-                 "Date: 26 Jul 2024\n\n<|eot_id|><|start_header_id|>user<|end_header_id|>\n\na<|eot_id|>");
+    check_prompt(
+        t, &chat,
+        "<s><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\nToday "
+        "Date: 26 Jul 2024\n\n<|eot_id|><|start_header_id|>user<|end_header_id|>\n\na<|eot_id|>");
     drop(&t, &v);
 }
 
 static void test_deepseek(void **state)
 {
     (void)state;
-    static const char head[] = "{{bos_token}}{{ns.system_prompt}}{{'<" BAR "User" BAR ">' + message['content']}}";
+    static const char head[] =
+        "{{bos_token}}{{ns.system_prompt}}{{'<" BAR "User" BAR ">' + message['content']}}";
     static const char strip[] = "{% set content = content.split('</think>')[-1] %}";
     static const char answer[] = "{{'<" BAR "Assistant" BAR ">' + content + '" EOS "'}}";
-    static const char *const tails[] = {"{{'<" BAR "Assistant" BAR "><think>\\n'}}", "{{'<" BAR "Assistant" BAR ">'}}"};
+    static const char *const tails[] = {"{{'<" BAR "Assistant" BAR "><think>\\n'}}",
+                                        "{{'<" BAR "Assistant" BAR ">'}}"};
     static const char *const marks[] = {"<" BAR "User" BAR ">", "<" BAR "Assistant" BAR ">", EOS, NULL};
     struct vocab v;
     struct tokenizer *t = make_tokenizer(&v, marks);
@@ -267,9 +278,11 @@ static void test_qwen25(void **state)
 {
     (void)state;
     static const char template[] =
-        "{%- if tools %}{{- '<|im_start|>system\\n' }}{%- else %}\n    {%- if messages[0]['role'] == 'system' %}\n"
+        "{%- if tools %}{{- '<|im_start|>system\\n' }}{%- else %}\n    {%- if messages[0]['role'] == "
+        "'system' %}\n"
         "{{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}\n{%- else %}\n{{- "
-        "'<|im_start|>system\\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\\n' "
+        "'<|im_start|>system\\nYou are Qwen, created by Alibaba Cloud. You are a helpful "
+        "assistant.<|im_end|>\\n' "
         "}}\n{%- endif %}\n{%- endif %}\n{{- '<|im_start|>' + message.role + '\\n' + message.content + "
         "'<|im_end|>' + '\\n' }}{{- '\\n<tool_response>\\n' }}{%- if add_generation_prompt %}\n"
         "{{- '<|im_start|>assistant\\n' }}\n{%- endif %}\n";
@@ -281,10 +294,11 @@ static void test_qwen25(void **state)
     assert_int_equal(chat_format_by_template(template, sizeof template - 1, &f, NULL), 0);
     assert_string_equal(f.name, "qwen2.5");
     struct chat chat = {&f, tools, 3, true};
-    check_prompt(t, &chat,
-                 "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
-                 "<|im_start|>user\na<|im_end|>\n<|im_start|>user\n<tool_response>\nx\n</tool_response>\n"
-                 "<tool_response>\ny\n</tool_response><|im_end|>\n<|im_start|>assistant\n");
+    check_prompt(
+        t, &chat,
+        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
+        "<|im_start|>user\na<|im_end|>\n<|im_start|>user\n<tool_response>\nx\n</tool_response>\n"
+        "<tool_response>\ny\n</tool_response><|im_end|>\n<|im_start|>assistant\n");
     drop(&t, &v);
 }
 
@@ -307,9 +321,10 @@ static void test_choose(void **state)
     assert_int_equal(chat_format_choose(t, "/dev/null", &f, &err), -EINVAL);
     char path[] = "/tmp/specontext-test-XXXXXX.jinja";
     int fd = mkstemps(path, 6);
-    static const char text[] = "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + "
-                               "message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt "
-                               "%}{{ '<|im_start|>assistant\n' }}{% endif %}\n";
+    static const char text[] =
+        "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + "
+        "message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt "
+        "%}{{ '<|im_start|>assistant\n' }}{% endif %}\n";
     assert_int_equal(write(fd, text, sizeof text - 1), sizeof text - 1);
     close(fd);
     assert_int_equal(chat_format_choose(t, path, &f, &err), 0);
@@ -321,8 +336,8 @@ static void test_choose(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_smollm2),  cmocka_unit_test(test_llama3), cmocka_unit_test(test_qwen3),
-        cmocka_unit_test(test_llama31),  cmocka_unit_test(test_deepseek), cmocka_unit_test(test_qwen25),
+        cmocka_unit_test(test_smollm2), cmocka_unit_test(test_llama3),   cmocka_unit_test(test_qwen3),
+        cmocka_unit_test(test_llama31), cmocka_unit_test(test_deepseek), cmocka_unit_test(test_qwen25),
         cmocka_unit_test(test_choose),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

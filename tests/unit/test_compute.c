@@ -238,9 +238,12 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(create_says_what_is_wrong),
-        cmocka_unit_test(names_of_instruction_sets), cmocka_unit_test(rmsnorm_is_near_double),
-        cmocka_unit_test(swiglu_is_near_double),     cmocka_unit_test(add_is_exact),
-        cmocka_unit_test(rope_is_near_double),       cmocka_unit_test(rope_ignores_company),
+        cmocka_unit_test(names_of_instruction_sets),
+        cmocka_unit_test(rmsnorm_is_near_double),
+        cmocka_unit_test(swiglu_is_near_double),
+        cmocka_unit_test(add_is_exact),
+        cmocka_unit_test(rope_is_near_double),
+        cmocka_unit_test(rope_ignores_company),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -206,7 +206,8 @@ static void rig_open(struct rig *g, uint64_t device_bytes)
 {
     memset(g, 0, sizeof *g);
     struct err err = {0};
-    struct pass_options options = {2, COMPUTE_ISA_AUTO, CHUNK, SEQUENCES, SEQUENCES};
+    struct pass_options options = {
+        .threads = 2, .tokens_max = CHUNK, .entries_max = SEQUENCES, .logits_max = SEQUENCES};
     if (model_open(decoder_model(), &g->model, &err) < 0 ||
         pass_create(g->model, &options, &g->pass, &err) < 0)
         fail_msg("%s", err.text);

@@ -1,6 +1,6 @@
-/* The forward pass, with KV pages of the test's own: results must not depend on how tokens are cut into chunks,
- * what they are batched with, or where their KV lies; and they must be llama.cpp's. The real model is skipped
- * when absent. */
+/* The forward pass, with KV pages of the test's own: results must not depend on how tokens are cut into
+ * chunks, what they are batched with, or where their KV lies; and they must be llama.cpp's. The real model
+ * is skipped when absent. */
 #include <errno.h>
 #include <math.h>
 #include <setjmp.h>
@@ -17,6 +17,7 @@
 #include "base/alloc.h"
 #include "decoder/pass.h"
 #include "proto/limits.h"
+#include "tests/lib/ggufgen_arch.h"
 #include "tests/unit/decoder_model.h"
 
 #define SMOLLM2 "models/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -138,16 +139,25 @@ static void need(const char *path)
     skip();
 }
 
-static void bench_open(struct bench *b, const char *path, int threads)
+static void bench_open_as(struct bench *b, const char *path, int threads, enum compute_activations activations)
 {
     need(path);
     struct err err = {0};
     if (model_open(path, &b->model, &err) < 0)
         fail_msg("%s", err.text);
     b->config = model_config(b->model);
-    struct pass_options options = {threads, COMPUTE_ISA_AUTO, CHUNK_MAX, BATCH, CHUNK_MAX};
+    struct pass_options options = {.threads = threads,
+                                   .activations = activations,
+                                   .tokens_max = CHUNK_MAX,
+                                   .entries_max = BATCH,
+                                   .logits_max = CHUNK_MAX};
     if (pass_create(b->model, &options, &b->pass, &err) < 0)
         fail_msg("%s", err.text);
+}
+
+static void bench_open(struct bench *b, const char *path, int threads)
+{
+    bench_open_as(b, path, threads, COMPUTE_ACTIVATIONS_F32);
 }
 
 static void bench_close(struct bench *b)
@@ -418,6 +428,56 @@ static void test_dropped(void **state)
     bench_close(&b);
 }
 
+/* Largest difference of logits, relative to the largest logit: a prefill of the prompt, then single steps. */
+static double arch_error(const char *path, const char *name)
+{
+    enum { PROMPT = 40 };
+    struct bench b;
+    struct ggufgen_arch_golden golden;
+    struct pages pages;
+    bench_open(&b, path, 1);
+    ggufgen_arch_golden(name, b.config->vocab, &golden);
+    pages_init(&pages, b.config, golden.tokens);
+    size_t vocab = golden.vocab;
+    float *logits = mem_alloc(golden.tokens * vocab, sizeof *logits);
+    prefill(&b, &pages, golden.ids, PROMPT, PROMPT, logits);
+    for (uint32_t p = PROMPT; p < golden.tokens; p++) {
+        struct pass_entry entry = {golden.ids + p, p, 1, 1};
+        struct given_all given = dense(&pages);
+        run(b.pass, &entry, &given);
+        memcpy(logits + p * vocab, pass_logits(b.pass, 0), vocab * sizeof *logits);
+    }
+    double error = 0, largest = 0;
+    for (size_t i = 0; i < golden.tokens * vocab; i++) {
+        error = fmax(error, fabs((double)logits[i] - (double)golden.logits[i]));
+        largest = fmax(largest, fabs((double)golden.logits[i]));
+    }
+    mem_free(&logits);
+    mem_free(&golden.ids);
+    mem_free(&golden.logits);
+    pages_free(&pages);
+    bench_close(&b);
+    return error / largest;
+}
+
+/* Every architecture and scaling, as GGUF and as a Hugging Face folder, against the float64 model of
+ * tools/reference_model.py; KV is kept in f16, which is what is left of the difference. */
+static void test_architectures(void **state)
+{
+    (void)state;
+    for (const char *const *name = ggufgen_arch_names; *name; name++) {
+        char *file, *folder;
+        ggufgen_arch_file(*name, DTYPE_F32, 1, &file);
+        ggufgen_arch_folder(*name, 1, NULL, &folder);
+        double of_file = arch_error(file, *name), of_folder = arch_error(folder, *name);
+        print_message("%s: GGUF %.1e, folder %.1e\n", *name, of_file, of_folder);
+        ggufgen_arch_remove(&file);
+        ggufgen_arch_remove(&folder);
+        assert_true(of_file <= 1e-3);
+        assert_true(of_folder <= 1e-3);
+    }
+}
+
 static int refuse_layer(void *arg, uint32_t layer, struct pass_kv *kv, struct err *err)
 {
     (void)kv;
@@ -533,12 +593,12 @@ struct bounds {
 };
 
 /* Teacher-forced. */
-static void check_golden(const char *path, const struct bounds *bounds)
+static void check_golden(const char *path, enum compute_activations activations, const struct bounds *bounds)
 {
     struct golden g;
     struct bench b;
     need(path);
-    bench_open(&b, SMOLLM2, 2);
+    bench_open_as(&b, SMOLLM2, 2, activations);
     golden_open(&g, path);
     assert_int_equal(g.vocab, b.config->vocab);
     assert_true(g.positions >= 1000);
@@ -571,7 +631,8 @@ static void check_golden(const char *path, const struct bounds *bounds)
 static void test_golden_f32(void **state)
 {
     (void)state;
-    check_golden("tests/vectors/golden_smollm2_f32.bin", &(struct bounds){0.001, 0.995, 0.05, 1e-5});
+    check_golden("tests/vectors/golden_smollm2_f32.bin", COMPUTE_ACTIVATIONS_F32,
+                 &(struct bounds){0.001, 0.995, 0.05, 1e-5});
 }
 
 /* llama.cpp over the quantized file itself, where it rounds activations to 8 bits. Its own batched and
@@ -579,7 +640,16 @@ static void test_golden_f32(void **state)
 static void test_golden_q4_1(void **state)
 {
     (void)state;
-    check_golden("tests/vectors/golden_smollm2_q4_1.bin", &(struct bounds){0.01, 0.955, 0.5, 3e-3});
+    check_golden("tests/vectors/golden_smollm2_q4_1.bin", COMPUTE_ACTIVATIONS_F32,
+                 &(struct bounds){0.01, 0.955, 0.5, 3e-3});
+}
+
+/* Our own rounding of activations to 8 bits is as far from float32 as llama.cpp's is. */
+static void test_golden_q8(void **state)
+{
+    (void)state;
+    check_golden("tests/vectors/golden_smollm2_f32.bin", COMPUTE_ACTIVATIONS_Q8,
+                 &(struct bounds){0.01, 0.955, 0.5, 3e-3});
 }
 
 int main(void)
@@ -590,6 +660,7 @@ int main(void)
         cmocka_unit_test(test_places_tiny), cmocka_unit_test(test_places),
         cmocka_unit_test(test_dropped),     cmocka_unit_test(test_source_error),
         cmocka_unit_test(test_golden_f32),  cmocka_unit_test(test_golden_q4_1),
+        cmocka_unit_test(test_golden_q8),   cmocka_unit_test(test_architectures),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -110,7 +110,8 @@ static void rig_open(struct rig *g)
     if (model_open(decoder_model(), &g->model, &err) < 0)
         fail_msg("%s", err.text);
     g->config = model_config(g->model);
-    struct pass_options options = {2, COMPUTE_ISA_AUTO, CHUNK, STORE_SEQUENCES, STORE_SEQUENCES};
+    struct pass_options options = {
+        .threads = 2, .tokens_max = CHUNK, .entries_max = STORE_SEQUENCES, .logits_max = STORE_SEQUENCES};
     assert_int_equal(pass_create(g->model, &options, &g->pass, &err), 0);
     g->layout = (struct kv_layout){.layers = g->config->layers,
                                    .row_heads = g->config->kv_heads,

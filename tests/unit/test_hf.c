@@ -1,5 +1,5 @@
-/* Hugging Face folders and split GGUF that are wrong: each is refused with one line that names file and field, at
- * once and without much memory; and what beside the weights belongs to a sound folder. */
+/* Hugging Face folders and split GGUF that are wrong: each is refused with one line that names file and
+ * field, at once and without much memory; and what beside the weights belongs to a sound folder. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -110,7 +110,8 @@ static const struct {
     {"llama-gqa", "model_type", NULL, "config.json: model_type: found no such field", -EBADMSG},
     {"llama-gqa", "model_type", "3", "model_type: found an integer, expected a string", -EBADMSG},
     {"llama-gqa", "model_type", "\"mamba\"", "model_type: found mamba, expected llama", -ENOTSUP},
-    {"llama-gqa", "architectures", "[\"LlamaForCausalLMEagle3\"]", "architectures: found LlamaForCausalLMEagle3", -ENOTSUP},
+    {"llama-gqa", "architectures", "[\"LlamaForCausalLMEagle3\"]",
+     "architectures: found LlamaForCausalLMEagle3", -ENOTSUP},
     {"llama-gqa", "hidden_size", NULL, "hidden_size: found no such field", -EBADMSG},
     {"llama-gqa", "hidden_size", "0", "hidden_size: found 0", -EBADMSG},
     {"llama-gqa", "hidden_size", "-64", "hidden_size: found -64", -EBADMSG},
@@ -118,15 +119,18 @@ static const struct {
     {"llama-gqa", "hidden_size", "4294967360", "hidden_size: found 4294967360", -EBADMSG},
     {"llama-gqa", "hidden_size", "128", "shape: found 64 x 128", -EBADMSG},
     {"llama-gqa", "num_hidden_layers", "1025", "num_hidden_layers: found 1025", -EBADMSG},
-    {"llama-gqa", "num_hidden_layers", "3", "tensor model.layers.2.input_layernorm.weight: found no such", -EBADMSG},
+    {"llama-gqa", "num_hidden_layers", "3", "tensor model.layers.2.input_layernorm.weight: found no such",
+     -EBADMSG},
     {"llama-gqa", "num_hidden_layers", "1", "tensor model.layers.1.", -ENOTSUP},
-    {"llama-gqa", "num_key_value_heads", "3", "num_key_value_heads: found 3, expected a divisor of 4", -EBADMSG},
+    {"llama-gqa", "num_key_value_heads", "3", "num_key_value_heads: found 3, expected a divisor of 4",
+     -EBADMSG},
     {"llama-gqa", "num_key_value_heads", "4", "k_proj.weight: shape", -EBADMSG},
     {"mistral", "num_key_value_heads", NULL, "num_key_value_heads: found no such field", -EBADMSG},
     {"llama-gqa", "head_dim", "15", "head dimension: found 15", -EBADMSG},
     {"llama-gqa", "head_dim", "32", "q_proj.weight: shape", -EBADMSG},
     {"llama-gqa", "intermediate_size", "97", "gate_proj.weight: shape", -EBADMSG},
-    {"llama-gqa", "vocab_size", "129", "embed_tokens.weight: shape: found 128 rows, expected the 129", -EBADMSG},
+    {"llama-gqa", "vocab_size", "129", "embed_tokens.weight: shape: found 128 rows, expected the 129",
+     -EBADMSG},
     {"llama-gqa", "vocab_size", "16777216", "expected the 16777216 of vocab_size", -EBADMSG},
     {"llama-gqa", "rms_norm_eps", NULL, "rms_norm_eps: found no such field", -EBADMSG},
     {"llama-gqa", "rms_norm_eps", "0", "rms_norm_eps: found 0", -EBADMSG},
@@ -136,28 +140,41 @@ static const struct {
     {"llama-gqa", "mlp_bias", "true", "mlp_bias: found true", -ENOTSUP},
     {"llama-gqa", "partial_rotary_factor", "0.5", "partial_rotary_factor", -ENOTSUP},
     {"llama-gqa", "tie_word_embeddings", "\"yes\"", "tie_word_embeddings: found a string", -EBADMSG},
-    {"llama-mha-tied", "tie_word_embeddings", "false", "tensor lm_head.weight: found no such tensor", -EBADMSG},
+    {"llama-mha-tied", "tie_word_embeddings", "false", "tensor lm_head.weight: found no such tensor",
+     -EBADMSG},
     {"llama-mha-tied", "tie_word_embeddings", NULL, "tensor lm_head.weight: found no such tensor", -EBADMSG},
-    {"llama-gqa", "quantization_config", "{\"quant_method\":\"awq\"}", "quantization_config: found awq", -ENOTSUP},
+    {"llama-gqa", "quantization_config", "{\"quant_method\":\"awq\"}", "quantization_config: found awq",
+     -ENOTSUP},
     {"mistral", "sliding_window", "255", "sliding_window: found 255, expected null", -ENOTSUP},
     {"qwen2", "use_sliding_window", "true", "sliding_window: found 64", -ENOTSUP},
-    {"qwen3", "layer_types", "[\"full_attention\",\"sliding_attention\"]", "layer_types: found sliding_attention", -ENOTSUP},
+    {"qwen3", "layer_types", "[\"full_attention\",\"sliding_attention\"]",
+     "layer_types: found sliding_attention", -ENOTSUP},
     {"qwen3", "model_type", "\"qwen2\"", "architectures: found Qwen3ForCausalLM", -ENOTSUP},
     {"llama-gqa", "rope_theta", "1", "rope_theta: found 1, expected more than 1", -EBADMSG},
     {"llama-gqa", "rope_theta", "\"x\"", "rope_theta: found a string", -EBADMSG},
     {"llama-gqa", "rope_scaling", "[]", "rope_scaling: found an array", -EBADMSG},
     {"llama-gqa", "rope_scaling", "{}", "rope_scaling.rope_type: found no such field", -EBADMSG},
-    {"llama-gqa", "rope_scaling", "{\"type\":\"dynamic\",\"factor\":2}", "rope_type: found dynamic", -ENOTSUP},
-    {"llama-gqa", "rope_scaling", "{\"rope_type\":\"longrope\",\"factor\":2}", "rope_type: found longrope", -ENOTSUP},
-    {"llama-gqa", "rope_scaling", "{\"type\":\"linear\",\"rope_type\":\"yarn\",\"factor\":2}", "rope_type: found yarn, expected linear", -EBADMSG},
-    {"llama-gqa", "rope_scaling", "{\"type\":\"linear\"}", "rope_scaling.factor: found no such field", -EBADMSG},
-    {"llama-gqa", "rope_scaling", "{\"type\":\"linear\",\"factor\":0}", "rope_scaling.factor: found 0", -EBADMSG},
-    {"llama-gqa", "rope_scaling", "{\"type\":\"yarn\",\"factor\":4}", "original_max_position_embeddings: found no such field", -EBADMSG},
-    {"llama-gqa", "rope_scaling", "{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4}",
+    {"llama-gqa", "rope_scaling", "{\"type\":\"dynamic\",\"factor\":2}", "rope_type: found dynamic",
+     -ENOTSUP},
+    {"llama-gqa", "rope_scaling", "{\"rope_type\":\"longrope\",\"factor\":2}", "rope_type: found longrope",
+     -ENOTSUP},
+    {"llama-gqa", "rope_scaling", "{\"type\":\"linear\",\"rope_type\":\"yarn\",\"factor\":2}",
+     "rope_type: found yarn, expected linear", -EBADMSG},
+    {"llama-gqa", "rope_scaling", "{\"type\":\"linear\"}", "rope_scaling.factor: found no such field",
+     -EBADMSG},
+    {"llama-gqa", "rope_scaling", "{\"type\":\"linear\",\"factor\":0}", "rope_scaling.factor: found 0",
+     -EBADMSG},
+    {"llama-gqa", "rope_scaling", "{\"type\":\"yarn\",\"factor\":4}",
      "original_max_position_embeddings: found no such field", -EBADMSG},
-    {"llama-gqa", "rope_scaling", "{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,\"high_freq_factor\":4,"
-     "\"original_max_position_embeddings\":64}", "high_freq_factor: found 4, expected more than 4", -EBADMSG},
-    {"llama-gqa", "rope_parameters", "{\"rope_type\":\"mrope\",\"rope_theta\":1e6}", "rope_parameters.rope_type: found mrope", -ENOTSUP},
+    {"llama-gqa", "rope_scaling",
+     "{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4}",
+     "original_max_position_embeddings: found no such field", -EBADMSG},
+    {"llama-gqa", "rope_scaling",
+     "{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,\"high_freq_factor\":4,"
+     "\"original_max_position_embeddings\":64}",
+     "high_freq_factor: found 4, expected more than 4", -EBADMSG},
+    {"llama-gqa", "rope_parameters", "{\"rope_type\":\"mrope\",\"rope_theta\":1e6}",
+     "rope_parameters.rope_type: found mrope", -ENOTSUP},
 };
 
 static void test_configs(void **state)
@@ -250,11 +267,13 @@ static void test_shards(void **state)
     check_index("model.norm.weight", "../x.safetensors", "expected a file name");
     check_index("model.norm.weight", "/etc/passwd", "expected a file name");
     check_index("model.norm.weight", "", "expected a file name");
-    check_index("model.embed_tokens.weight", "model-00002-of-00003.safetensors", "model.embed_tokens.weight: found shard");
+    check_index("model.embed_tokens.weight", "model-00002-of-00003.safetensors",
+                "model.embed_tokens.weight: found shard");
     ggufgen_arch_folder("llama-gqa", 2, NULL, &path);
     snprintf(file, sizeof file, "%s/model-00002-of-00002.safetensors", path);
     unlink(file);
-    check_refused(path, -EBADMSG, "weight_map: found shard model-00002-of-00002.safetensors, expected it in the folder");
+    check_refused(path, -EBADMSG,
+                  "weight_map: found shard model-00002-of-00002.safetensors, expected it in the folder");
     put_text(path, "model.safetensors.index.json", "{\"weight_map\":{}}");
     check_refused(path, -EBADMSG, "weight_map: found an empty one");
     put_text(path, "model.safetensors.index.json", "{\"weight_map\":[]}");
@@ -275,7 +294,8 @@ static void test_tensors(void **state)
         int code;
     } extras[] = {
         {"model.norm.weight", "tensor model.norm.weight: found it in", SAFETENSORS_F32, -EBADMSG},
-        {"model.layers.0.self_attn.o_proj.bias", "o_proj.bias: found, expected no such tensor", SAFETENSORS_F32, -ENOTSUP},
+        {"model.layers.0.self_attn.o_proj.bias", "o_proj.bias: found, expected no such tensor",
+         SAFETENSORS_F32, -ENOTSUP},
     };
     for (unsigned i = 0; i < sizeof extras / sizeof *extras; i++) {
         char *path, file[256];
@@ -286,7 +306,8 @@ static void test_tensors(void **state)
         assert_int_equal(safetensors_write(file, &content, NULL), 0);
         snprintf(file, sizeof file, "%s/model.safetensors.index.json", path);
         json_t *index = json_load_file(file, 0, NULL);
-        json_object_set_new(json_object_get(index, "weight_map"), extras[i].name, json_string("extra.safetensors"));
+        json_object_set_new(json_object_get(index, "weight_map"), extras[i].name,
+                            json_string("extra.safetensors"));
         json_object_set_new(json_object_get(index, "weight_map"), "zz", json_string("extra.safetensors"));
         if (i)
             json_object_del(json_object_get(index, "weight_map"), "zz");
@@ -295,7 +316,8 @@ static void test_tensors(void **state)
         check_refused(path, extras[i].code, extras[i].words);
         ggufgen_arch_remove(&path);
     }
-    const struct safetensors_entry e = {"model.embed_tokens.weight", SAFETENSORS_F8_E4M3, 2, {128, 64}, mem_alloc(8192, 1)};
+    const struct safetensors_entry e = {
+        "model.embed_tokens.weight", SAFETENSORS_F8_E4M3, 2, {128, 64}, mem_alloc(8192, 1)};
     const struct safetensors_content content = {.tensors = &e, .tensor_count = 1};
     char *path, file[256];
     ggufgen_arch_folder("llama-gqa", 1, NULL, &path);
@@ -344,12 +366,17 @@ static void test_unaligned(void **state)
     ggufgen_arch_remove(&path);
 }
 
-#define TOKENIZER                                                                                                  \
-    "{\"added_tokens\":[{\"id\":5,\"content\":\"<s>\",\"special\":true},{\"id\":6,\"content\":\"</s>\",\"special\":true},"  \
-    "{\"id\":7,\"content\":\"<|eot|>\",\"special\":true}],\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"ByteLevel\","  \
-    "\"add_prefix_space\":false},\"post_processor\":{\"type\":\"Sequence\",\"processors\":[{\"type\":\"ByteLevel\"},"     \
-    "{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"<s>\",\"type_id\":0}},{\"Sequence\":{"       \
-    "\"id\":\"A\",\"type_id\":0}}]}]},\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[\"a b\"]}}"
+#define TOKENIZER                                                                                           \
+    "{\"added_tokens\":[{\"id\":5,\"content\":\"<s>\",\"special\":true},{\"id\":6,\"content\":\"</"         \
+    "s>\",\"special\":true},"                                                                               \
+    "{\"id\":7,\"content\":\"<|eot|>\",\"special\":true}],\"normalizer\":null,\"pre_tokenizer\":{\"type\":" \
+    "\"ByteLevel\","                                                                                        \
+    "\"add_prefix_space\":false},\"post_processor\":{\"type\":\"Sequence\",\"processors\":[{\"type\":"      \
+    "\"ByteLevel\"},"                                                                                       \
+    "{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"<s>\",\"type_id\":0}},{"      \
+    "\"Sequence\":{"                                                                                        \
+    "\"id\":\"A\",\"type_id\":0}}]}]},\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},"    \
+    "\"merges\":[\"a b\"]}}"
 
 static void test_tokenizer(void **state)
 {
@@ -364,7 +391,8 @@ static void test_tokenizer(void **state)
     put_text(path, "tokenizer.json", TOKENIZER);
     put_text(path, "tokenizer_config.json",
              "{\"model_max_length\":1000000000000000019884624838656,\"eos_token\":{\"content\":\"</s>\"},"
-             "\"chat_template\":[{\"name\":\"tool\",\"template\":\"x\"},{\"name\":\"default\",\"template\":\"from config\"}]}");
+             "\"chat_template\":[{\"name\":\"tool\",\"template\":\"x\"},{\"name\":\"default\",\"template\":"
+             "\"from config\"}]}");
     put_text(path, "generation_config.json", "{\"eos_token_id\":[6,7]}");
     if (model_open(path, &m, &err) < 0 || tokenizer_create(m, &t, &err) < 0)
         fail_msg("%s", err.text);
@@ -411,11 +439,14 @@ static void test_rope(void **state)
         {"rope_scaling", "{\"type\":\"default\"}", 1e4f, 1, 1, 256, MODEL_ROPE_SCALING_NONE},
         {"rope_scaling", "{\"type\":\"linear\",\"rope_type\":\"linear\",\"factor\":2.0}", 1e4f, 2, 1, 512,
          MODEL_ROPE_SCALING_LINEAR},
-        {"rope_scaling", "{\"type\":\"yarn\",\"factor\":4,\"original_max_position_embeddings\":256}", 1e4f, 4, 1, 1024,
-         MODEL_ROPE_SCALING_YARN},
-        {"rope_scaling", "{\"type\":\"yarn\",\"factor\":4,\"original_max_position_embeddings\":64,\"attention_factor\":"
-         "1.1386294361119891}", 1e4f, 4, 1, 256, MODEL_ROPE_SCALING_YARN},
-        {"rope_parameters", "{\"rope_type\":\"default\",\"rope_theta\":500000}", 5e5f, 1, 1, 256, MODEL_ROPE_SCALING_NONE},
+        {"rope_scaling", "{\"type\":\"yarn\",\"factor\":4,\"original_max_position_embeddings\":256}", 1e4f, 4,
+         1, 1024, MODEL_ROPE_SCALING_YARN},
+        {"rope_scaling",
+         "{\"type\":\"yarn\",\"factor\":4,\"original_max_position_embeddings\":64,\"attention_factor\":"
+         "1.1386294361119891}",
+         1e4f, 4, 1, 256, MODEL_ROPE_SCALING_YARN},
+        {"rope_parameters", "{\"rope_type\":\"default\",\"rope_theta\":500000}", 5e5f, 1, 1, 256,
+         MODEL_ROPE_SCALING_NONE},
     };
     for (unsigned i = 0; i < sizeof ropes / sizeof *ropes; i++) {
         struct model *m = NULL;
@@ -425,7 +456,8 @@ static void test_rope(void **state)
             fail_msg("%s", err.text);
         const struct model_rope *r = &model_config(m)->rope;
         assert_true(r->base == ropes[i].base && r->factor == ropes[i].factor);
-        assert_true(r->attn_factor > ropes[i].attn_factor - 1e-6f && r->attn_factor < ropes[i].attn_factor + 1e-6f);
+        assert_true(r->attn_factor > ropes[i].attn_factor - 1e-6f &&
+                    r->attn_factor < ropes[i].attn_factor + 1e-6f);
         assert_int_equal(model_config(m)->context_max, ropes[i].context);
         assert_int_equal(r->scaling, ropes[i].scaling);
         model_free(&m);
@@ -438,8 +470,10 @@ static void test_split(void **state)
     (void)state;
     char *path, other[256], third[256];
     ggufgen_arch_file("qwen3", DTYPE_F16, 3, &path);
-    snprintf(other, sizeof other, "%.*s2-of-00003.gguf", (int)(strlen(path) - strlen("1-of-00003.gguf")), path);
-    snprintf(third, sizeof third, "%.*s3-of-00003.gguf", (int)(strlen(path) - strlen("1-of-00003.gguf")), path);
+    snprintf(other, sizeof other, "%.*s2-of-00003.gguf", (int)(strlen(path) - strlen("1-of-00003.gguf")),
+             path);
+    snprintf(third, sizeof third, "%.*s3-of-00003.gguf", (int)(strlen(path) - strlen("1-of-00003.gguf")),
+             path);
     check_refused(other, -EBADMSG, "expected its first part");
     assert_int_equal(rename(other, "/tmp/specontext-test-part"), 0);
     check_refused(path, -EBADMSG, "00002-of-00003.gguf: found no such file, expected it as part 2 of 3");
@@ -472,7 +506,8 @@ static void test_split_truncated(void **state)
     (void)state;
     char *path, other[256];
     ggufgen_arch_file("qwen2", DTYPE_F32, 2, &path);
-    snprintf(other, sizeof other, "%.*s2-of-00002.gguf", (int)(strlen(path) - strlen("1-of-00002.gguf")), path);
+    snprintf(other, sizeof other, "%.*s2-of-00002.gguf", (int)(strlen(path) - strlen("1-of-00002.gguf")),
+             path);
     for (long cut = 1; cut < 400; cut += 7) {
         struct model *m = NULL;
         assert_int_equal(truncate(other, cut), 0);
@@ -484,10 +519,11 @@ static void test_split_truncated(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_configs), cmocka_unit_test(test_config_files), cmocka_unit_test(test_weight_files),
-        cmocka_unit_test(test_shards),  cmocka_unit_test(test_tensors),      cmocka_unit_test(test_unaligned),
-        cmocka_unit_test(test_tokenizer), cmocka_unit_test(test_rope),       cmocka_unit_test(test_split),
-        cmocka_unit_test(test_split_truncated),
+        cmocka_unit_test(test_configs),      cmocka_unit_test(test_config_files),
+        cmocka_unit_test(test_weight_files), cmocka_unit_test(test_shards),
+        cmocka_unit_test(test_tensors),      cmocka_unit_test(test_unaligned),
+        cmocka_unit_test(test_tokenizer),    cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_split),        cmocka_unit_test(test_split_truncated),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* Tokenizers out of tokenizer.json: the makers' own files where ../shared has them, small made ones, and files
- * that are wrong. What is absent is skipped by name. */
+/* Tokenizers out of tokenizer.json: the makers' own files where ../shared has them, small made ones, and
+ * files that are wrong. What is absent is skipped by name. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -7,16 +7,20 @@
 #include <cmocka.h>
 
 #include <errno.h>
+#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "model/model.h"
 #include "model/detok.h"
 #include "model/tokenizer.h"
 #include "model/pretok.h"
 #include "model/vocab_folder.h"
+
+#define SMOLLM2 "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 static char *read_command(const char *command, size_t *ret_bytes)
 {
@@ -120,7 +124,7 @@ static void test_shared_llama(void **state)
 }
 
 #define BYTE_LEVEL "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":true}"
-#define MODEL(vocab, merges)                                                                                 \
+#define MODEL(vocab, merges) \
     "\"model\":{\"type\":\"BPE\",\"unk_token\":null,\"vocab\":{" vocab "},\"merges\":[" merges "]}"
 #define ABC "\"a\":0,\"b\":1,\"c\":2,\"ab\":3,\"abc\":4"
 
@@ -152,36 +156,45 @@ static void test_forms(void **state)
 {
     (void)state;
     /* Merges as strings and as pairs; another order of keys; unknown keys of any shape. */
-    check_text("{\"pre_tokenizer\":" BYTE_LEVEL "," MODEL(ABC, "\"a b\",\"ab c\"") "}", "abcab", false, "4 3");
-    check_text("{" MODEL(ABC, "[\"a\",\"b\"],[\"ab\",\"c\"]") ",\"pre_tokenizer\":{\"type\":\"Sequence\","
-               "\"pretokenizers\":[" BYTE_LEVEL "]},\"x\":[{\"vocab\":{\"q\":9}},[[1.5e3,null]]]}",
-               "abcab", false, "4 3");
+    check_text("{\"pre_tokenizer\":" BYTE_LEVEL "," MODEL(ABC, "\"a b\",\"ab c\"") "}", "abcab", false,
+               "4 3");
+    check_text(
+        "{" MODEL(ABC, "[\"a\",\"b\"],[\"ab\",\"c\"]") ",\"pre_tokenizer\":{\"type\":\"Sequence\","
+                                                       "\"pretokenizers\":[" BYTE_LEVEL
+                                                       "]},\"x\":[{\"vocab\":{\"q\":9}},[[1.5e3,null]]]}",
+        "abcab", false, "4 3");
     /* Added tokens: of their own, and of ones that the vocabulary has. */
-    check_text("{\"pre_tokenizer\":" BYTE_LEVEL ",\"added_tokens\":[{\"id\":5,\"content\":\"<x>\",\"special\":true},"
+    check_text("{\"pre_tokenizer\":" BYTE_LEVEL
+               ",\"added_tokens\":[{\"id\":5,\"content\":\"<x>\",\"special\":true},"
                "{\"id\":2,\"content\":\"c\",\"special\":false}]," MODEL(ABC, "\"a b\"") "}",
                "ab<x>c", true, "3 5 2");
     /* ignore_merges takes whole pieces that no merges lead to. */
-    check_text("{\"pre_tokenizer\":" BYTE_LEVEL ",\"model\":{\"type\":\"BPE\",\"ignore_merges\":true,\"vocab\":{" ABC
-               "},\"merges\":[]}}", "abc", false, "4");
+    check_text("{\"pre_tokenizer\":" BYTE_LEVEL
+               ",\"model\":{\"type\":\"BPE\",\"ignore_merges\":true,\"vocab\":{" ABC "},\"merges\":[]}}",
+               "abc", false, "4");
 }
 
 /* Llama 2's kind: spaces as U+2581, bytes as <0xNN>, merges by rank. */
 static void test_sentencepiece(void **state)
 {
     (void)state;
-    static const char vocab[] = "\"<unk>\":0,\"<0x0A>\":1,\"<0xC3>\":2,\"<0xA9>\":3,\"\xe2\x96\x81\":4,\"a\":5,"
-                                "\"b\":6,\"\xe2\x96\x81"
-                                "a\":7,\"ab\":8";
+    static const char vocab[] =
+        "\"<unk>\":0,\"<0x0A>\":1,\"<0xC3>\":2,\"<0xA9>\":3,\"\xe2\x96\x81\":4,\"a\":5,"
+        "\"b\":6,\"\xe2\x96\x81"
+        "a\":7,\"ab\":8";
     static const char merges[] = "\"\xe2\x96\x81 a\",\"a b\"";
-    static const char legacy[] = "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"Prepend\","
-                                 "\"prepend\":\"\xe2\x96\x81\"},{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},"
-                                 "\"content\":\"\xe2\x96\x81\"}]},\"pre_tokenizer\":null";
-    static const char first[] = "\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":"
-                                "\"\xe2\x96\x81\",\"prepend_scheme\":\"first\",\"split\":false}";
+    static const char legacy[] =
+        "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"Prepend\","
+        "\"prepend\":\"\xe2\x96\x81\"},{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},"
+        "\"content\":\"\xe2\x96\x81\"}]},\"pre_tokenizer\":null";
+    static const char first[] =
+        "\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":"
+        "\"\xe2\x96\x81\",\"prepend_scheme\":\"first\",\"split\":false}";
     char json[2048];
     for (int i = 0; i < 2; i++) {
         snprintf(json, sizeof json,
-                 "{\"added_tokens\":[{\"id\":9,\"content\":\"<s>\",\"special\":true}],%s,\"model\":{\"type\":\"BPE\","
+                 "{\"added_tokens\":[{\"id\":9,\"content\":\"<s>\",\"special\":true}],%s,\"model\":{\"type\":"
+                 "\"BPE\","
                  "\"unk_token\":\"<unk>\",\"byte_fallback\":true,\"vocab\":{%s},\"merges\":[%s]}}",
                  i ? first : legacy, vocab, merges);
         check_text(json, "ab\xc3\xa9\n", false, "7 6 2 3 1");
@@ -189,6 +202,8 @@ static void test_sentencepiece(void **state)
         check_text(json, "a<s>a", true, i ? "7 9 5" : "7 9 7");
         check_text(json, "x", false, "4 0");
     }
+    check_text("{\"model\":{\"byte_fallback\":true,\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[]}}",
+               "ab", false, "0 1"); /* no merges at all */
 }
 
 static void test_refused(void **state)
@@ -202,33 +217,43 @@ static void test_refused(void **state)
         {"[]", "model.vocab: found no such field", -EBADMSG},
         {"{", "no valid JSON", -EBADMSG},
         {"{}x", "no valid JSON", -EBADMSG},
-        {"{\"model\":{\"type\":\"Unigram\",\"vocab\":[[\"a\",0.5]]}}", "model.type: found \"Unigram\"", -ENOTSUP},
+        {"{\"model\":{\"type\":\"Unigram\",\"vocab\":[[\"a\",0.5]]}}", "model.type: found \"Unigram\"",
+         -ENOTSUP},
         {"{\"model\":{\"vocab\":[]}}", "model.vocab: found an array, expected an object", -EBADMSG},
         {"{\"model\":{\"vocab\":{\"a\":{}}}}", "model.vocab: found an object, expected an id", -EBADMSG},
         {"{\"model\":{\"vocab\":{\"a\":-1}}}", "model.vocab: found id -1", -EBADMSG},
         {"{\"model\":{\"vocab\":{\"a\":1.5}}}", "model.vocab: found id 1.5", -EBADMSG},
         {"{\"model\":{\"vocab\":{\"a\":16777216}}}", "found id 16777216", -EBADMSG},
         {"{\"model\":{\"vocab\":{\"a\":18446744073709551616}}}", "found id 18446744073709551616", -EBADMSG},
-        {"{\"pre_tokenizer\":" BYTE_LEVEL "," MODEL("\"a\":16000000", "") "}", "tokens: found id 16000000", -EBADMSG},
-        {"{\"pre_tokenizer\":" BYTE_LEVEL "," MODEL("\"a\":0,\"b\":0", "") "}", "id 0: found tokens", -EBADMSG},
+        {"{\"pre_tokenizer\":" BYTE_LEVEL "," MODEL("\"a\":16000000", "") "}", "tokens: found id 16000000",
+         -EBADMSG},
+        {"{\"pre_tokenizer\":" BYTE_LEVEL "," MODEL("\"a\":0,\"b\":0", "") "}", "id 0: found tokens",
+         -EBADMSG},
         {"{" MODEL("\"a\":0", "\"a a\"") ",\"model\":{\"vocab\":{}}}", "twice", -EBADMSG},
         {"{" MODEL("\"a\":0", "1") "}", "model.merges: found a number", -EBADMSG},
         {"{" MODEL("\"a\":0", "[\"a\"]") "}", "model.merges: found the end of an array", -EBADMSG},
         {"{" MODEL("\"a\":0", "[\"a\",\"a\",\"a\"]") "}", "model.merges: found a string", -EBADMSG},
         {"{" MODEL("\"a\":0", "[\"a\",\"a a\"]") "}", "model.merges: entry 0", -EBADMSG},
         {"{" MODEL("\"a\":0", "") "}", "pre_tokenizer: found none", -ENOTSUP},
-        {"{\"pre_tokenizer\":{\"type\":\"Whitespace\"}," MODEL("\"a\":0", "") "}", "found Whitespace", -ENOTSUP},
-        {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a\"},\"behavior\":\"Isolated\"},"
-         MODEL("\"a\":0", "") "}", "pre_tokenizer: found Split a", -ENOTSUP},
-        {"{\"normalizer\":{\"type\":\"Lowercase\"},\"pre_tokenizer\":" BYTE_LEVEL "," MODEL("\"a\":0", "") "}",
+        {"{\"pre_tokenizer\":{\"type\":\"Whitespace\"}," MODEL("\"a\":0", "") "}", "found Whitespace",
+         -ENOTSUP},
+        {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a\"},\"behavior\":\"Isolated\"}"
+         "," MODEL("\"a\":0", "") "}",
+         "pre_tokenizer: found Split a", -ENOTSUP},
+        {"{\"normalizer\":{\"type\":\"Lowercase\"},\"pre_tokenizer\":" BYTE_LEVEL
+         "," MODEL("\"a\":0", "") "}",
          "normalizer: found Lowercase", -ENOTSUP},
-        {"{\"post_processor\":{\"type\":\"BertProcessing\"},\"pre_tokenizer\":" BYTE_LEVEL "," MODEL("\"a\":0", "") "}",
+        {"{\"post_processor\":{\"type\":\"BertProcessing\"},\"pre_tokenizer\":" BYTE_LEVEL
+         "," MODEL("\"a\":0", "") "}",
          "post_processor: found BertProcessing", -ENOTSUP},
-        {"{\"added_tokens\":[{\"id\":7,\"content\":\"<x>\",\"rstrip\":true}],\"pre_tokenizer\":" BYTE_LEVEL ","
-         MODEL("\"a\":0", "") "}", "<x>: found rstrip true", -ENOTSUP},
-        {"{\"added_tokens\":[{\"id\":0,\"content\":\"<x>\"}],\"pre_tokenizer\":" BYTE_LEVEL ","
-         MODEL("\"a\":0", "") "}", "id 0: found tokens", -EBADMSG},
-        {"{\"added_tokens\":[3],\"pre_tokenizer\":" BYTE_LEVEL "," MODEL("\"a\":0", "") "}", "added_tokens: found", -EBADMSG},
+        {"{\"added_tokens\":[{\"id\":7,\"content\":\"<x>\",\"rstrip\":true}],\"pre_tokenizer\":" BYTE_LEVEL
+         "," MODEL("\"a\":0", "") "}",
+         "<x>: found rstrip true", -ENOTSUP},
+        {"{\"added_tokens\":[{\"id\":0,\"content\":\"<x>\"}],\"pre_tokenizer\":" BYTE_LEVEL
+         "," MODEL("\"a\":0", "") "}",
+         "id 0: found tokens", -EBADMSG},
+        {"{\"added_tokens\":[3],\"pre_tokenizer\":" BYTE_LEVEL "," MODEL("\"a\":0", "") "}",
+         "added_tokens: found", -EBADMSG},
         {"{\"model\":{\"type\":\"BPE\",\"end_of_word_suffix\":\"</w>\",\"vocab\":{},\"merges\":[]}}",
          "end_of_word_suffix", -ENOTSUP},
     };
@@ -237,7 +262,8 @@ static void test_refused(void **state)
         struct err err;
         int rc = open_text(wrongs[i].json, &v, &err);
         if (rc != wrongs[i].code || !strstr(err.text, wrongs[i].words) || strchr(err.text, '\n'))
-            fail_msg("%u: found %d \"%s\", expected %d \"%s\"", i, rc, err.text, wrongs[i].code, wrongs[i].words);
+            fail_msg("%u: found %d \"%s\", expected %d \"%s\"", i, rc, err.text, wrongs[i].code,
+                     wrongs[i].words);
         assert_null(v);
     }
 }
@@ -261,8 +287,9 @@ static void test_nesting(void **state)
 static void test_truncated(void **state)
 {
     (void)state;
-    static const char json[] = "{\"pre_tokenizer\":" BYTE_LEVEL ",\"added_tokens\":[{\"id\":5,\"content\":\"<x>\","
-                               "\"special\":true}]," MODEL(ABC, "\"a b\",[\"ab\",\"c\"]") "}";
+    static const char json[] =
+        "{\"pre_tokenizer\":" BYTE_LEVEL ",\"added_tokens\":[{\"id\":5,\"content\":\"<x>\","
+        "\"special\":true}]," MODEL(ABC, "\"a b\",[\"ab\",\"c\"]") "}";
     for (size_t n = 0; n < sizeof json - 1; n++) {
         char cut[sizeof json];
         struct vocab *v;
@@ -302,6 +329,56 @@ static void test_passes(void **state)
     }
 }
 
+/* A vocabulary of GGUF written as tokenizer.json is the same tokenizer, by its fingerprint too. */
+static char *write_json(const struct vocab *v)
+{
+    json_t *tokens = json_object(), *merges = json_array(), *added = json_array();
+    for (uint32_t i = 0; i < v->count; i++) {
+        struct name t = v->tokens[i];
+        if (v->types[i] == VOCAB_TYPE_NORMAL)
+            json_object_setn_new(tokens, t.text, t.bytes, json_integer((json_int_t)i));
+        else
+            json_array_append_new(added, json_pack("{s:I, s:s%, s:b}", "id", (json_int_t)i, "content", t.text,
+                                                   t.bytes, "special", v->types[i] == VOCAB_TYPE_CONTROL));
+    }
+    for (uint32_t i = 0; i < v->merge_count; i++)
+        json_array_append_new(merges, json_stringn(v->merges[i].text, v->merges[i].bytes));
+    json_t *root = json_pack("{s:o, s:{s:s, s:[{s:s, s:b}, {s:s, s:b}]}, s:{s:s, s:o, s:o}}", "added_tokens",
+                             added, "pre_tokenizer", "type", "Sequence", "pretokenizers", "type", "Digits",
+                             "individual_digits", 1, "type", "ByteLevel", "add_prefix_space", 0, "model",
+                             "type", "BPE", "vocab", tokens, "merges", merges);
+    assert_non_null(root);
+    char *text = json_dumps(root, JSON_COMPACT);
+    json_decref(root);
+    return text;
+}
+
+static void test_same_fingerprint(void **state)
+{
+    (void)state;
+    struct model *m = NULL;
+    struct vocab *v = NULL;
+    struct err err = {0};
+    if (access(SMOLLM2, R_OK) < 0) {
+        print_message("skipped: %s is absent\n", SMOLLM2);
+        skip();
+    }
+    assert_int_equal(model_open(SMOLLM2, &m, NULL), 0);
+    char *json = write_json(model_vocab(m));
+    if (vocab_from_json(name_of(json), "made", model_config(m)->vocab, &v, &err) < 0)
+        fail_msg("%s", err.text);
+    struct hash128 a = model_tokenizer_fingerprint(m);
+    assert_true(hash_equal(vocab_fingerprint(v), a));
+    v->whole_pieces = VOCAB_FLAG_YES;
+    assert_false(hash_equal(vocab_fingerprint(v), a));
+    v->whole_pieces = VOCAB_FLAG_NO;
+    v->types[v->count - 1] = VOCAB_TYPE_USER_DEFINED;
+    assert_false(hash_equal(vocab_fingerprint(v), a));
+    free(json);
+    vocab_free(&v);
+    model_free(&m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -313,6 +390,7 @@ int main(void)
         cmocka_unit_test(test_nesting),
         cmocka_unit_test(test_truncated),
         cmocka_unit_test(test_passes),
+        cmocka_unit_test(test_same_fingerprint),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

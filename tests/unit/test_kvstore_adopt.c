@@ -1,6 +1,6 @@
 /* An arena outlives its store: everything but the arena is dropped, another planner takes it over. And
  * arenas that somebody damaged. */
-#include "tests/unit/kvstore_fake.h"
+#include "tests/unit/kvstore_fake_sets.h"
 
 #include <fcntl.h>
 #include <unistd.h>

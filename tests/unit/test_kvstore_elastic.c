@@ -1,6 +1,6 @@
 /* Elastic loading against a slow model of it: which rows are held, who is given up, what is counted; and
  * the pieces below it: merges of lists, prefix index under collisions of table places, pages and slabs. */
-#include "tests/unit/kvstore_fake.h"
+#include "tests/unit/kvstore_fake_sets.h"
 
 #include "kvstore/selection.h"
 

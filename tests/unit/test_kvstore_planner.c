@@ -1,6 +1,6 @@
 /* The planner's dialogs: opening and refusing, closing and limbo, prefix reuse, sets that must be refused,
  * decoders that die, memory that runs short. */
-#include "tests/unit/kvstore_fake.h"
+#include "tests/unit/kvstore_fake_sets.h"
 
 static const struct fake_open SPARSE = {
     .prompt = 200, .capacity = 500, .budget = 96, .sinks = 4, .window = 16};
@@ -181,7 +181,8 @@ static void test_offload_by_memory(void **state)
     fake_piece_bytes = sizeof(struct fake_piece);
 }
 
-/* A decoder that never takes the proposal: when pages run out, a sequence ends, and nobody's rows are harmed. */
+/* A decoder that never takes the proposal: when pages run out, a sequence ends, and nobody's rows are
+ * harmed. */
 static void test_last_resort(void **state)
 {
     (void)state;
@@ -341,6 +342,58 @@ static void test_reused_rows_are_the_makers(void **state)
     }
 }
 
+enum { SET_FAULTS = 11 };
+
+/* One thing that is wrong with a set of one entry. */
+static void spoil(const struct fake_sequence *s, struct fake_topk *t, uint32_t fault)
+{
+    struct msg_topk_entry *e = &t->entries[0];
+    uint32_t *p = t->positions;
+    switch (fault) {
+    case 0:
+        p[0] = 3;
+        break; /* a sink */
+    case 1:
+        p[t->counts[0] - 1] = s->set.limit;
+        break; /* in the window */
+    case 2:
+        p[1] = p[0];
+        break; /* twice */
+    case 3:
+        p[0] = p[1] + 1;
+        break; /* out of order */
+    case 4:
+        p[t->counts[0] - 1] = UINT32_MAX;
+        break;
+    case 5:
+        e->base_step -= 1;
+        break; /* a base that is not held */
+    case 6:
+        e->sequence = 77;
+        break; /* another's index */
+    case 7:
+        e->index = 63;
+        break;
+    case 8:
+        e->limit += 1;
+        break;
+    case 9: { /* removes what the base has not: the position added first stands in for a removed one */
+        uint32_t first = t->counts[0];
+        if (t->counts[1] == 0)
+            p[0] = 3;
+        else
+            for (p[first] = 4; fake_holds(s->before.at[0], s->before.count[0], p[first]); p[first]++)
+                continue;
+        break;
+    }
+    case 10:
+        p[0] = s->before.at[0][0]; /* adds what the base has */
+        if (t->counts[0] > 1 && p[0] >= p[1])
+            p[0] = 3;
+        break;
+    }
+}
+
 static void test_sets_that_are_refused(void **state)
 {
     (void)state;
@@ -351,58 +404,14 @@ static void test_sets_that_are_refused(void **state)
     fake_open(f, s, 1, &SPARSE);
     fake_prefill(f, s);
     decode(f, s, 3);
-    for (uint32_t fault = 0; fault < 11; fault++) {
+    for (uint32_t fault = 0; fault < SET_FAULTS; fault++) {
         struct fake_topk *t = mem_alloc(1, sizeof *t);
         uint32_t reselects = f->reselects;
         struct fake_set set = s->set, before = s->before;
         fake_choose(f, s, f->step, s->next);
         fake_topk_add(f, t, s, fault < 5);
-        struct msg_topk_entry *e = &t->entries[0];
-        uint32_t *p = t->positions;
         assert_true(t->counts[0] > 2);
-        switch (fault) {
-        case 0:
-            p[0] = 3;
-            break; /* a sink */
-        case 1:
-            p[t->counts[0] - 1] = s->set.limit;
-            break; /* in the window */
-        case 2:
-            p[1] = p[0];
-            break; /* twice */
-        case 3:
-            p[0] = p[1] + 1;
-            break; /* out of order */
-        case 4:
-            p[t->counts[0] - 1] = UINT32_MAX;
-            break;
-        case 5:
-            e->base_step -= 1;
-            break; /* a base that is not held */
-        case 6:
-            e->sequence = 77;
-            break; /* another's index */
-        case 7:
-            e->index = 63;
-            break;
-        case 8:
-            e->limit += 1;
-            break;
-        case 9: { /* removes what the base has not: the position added first stands in for a removed one */
-            uint32_t first = t->counts[0];
-            if (t->counts[1] == 0)
-                p[0] = 3;
-            else
-                for (p[first] = 4; fake_holds(s->before.at[0], s->before.count[0], p[first]); p[first]++)
-                    continue;
-            break;
-        }
-        case 10:
-            p[0] = s->before.at[0][0]; /* adds what the base has */
-            if (t->counts[0] > 1 && p[0] >= p[1])
-                p[0] = 3;
-            break;
-        }
+        spoil(s, t, fault);
         fake_topk_send(f, t, f->step);
         if (f->reselects != reselects + 1)
             fail_msg("fault %u was not refused", fault);

@@ -1,6 +1,6 @@
 /* Steps through the planner with rows that say where they belong: dense and sparse, all selection modes, all
  * residency levels and changes of it, staging, write-back, slots under pressure. */
-#include "tests/unit/kvstore_fake.h"
+#include "tests/unit/kvstore_fake_sets.h"
 
 static const struct fake_open OPEN_SPARSE = {
     .prompt = 300, .capacity = 700, .budget = 96, .sinks = 4, .window = 16};

@@ -105,6 +105,33 @@ static void test_types_and_heads(void **state)
     }
 }
 
+/* Types whose blocks hold 256 elements, and IQ4_NL. */
+static void test_k_types(void **state)
+{
+    (void)state;
+    const enum dtype types[] = {DTYPE_Q2_K, DTYPE_Q3_K, DTYPE_Q4_K, DTYPE_Q5_K, DTYPE_Q6_K, DTYPE_IQ4_NL};
+    for (unsigned i = 0; i < 6; i++) {
+        const struct ggufgen_llama sizes = {.layers = 1,
+                                            .hidden = 256,
+                                            .q_heads = 4,
+                                            .kv_heads = 2,
+                                            .head_dim = 64,
+                                            .ffn = 512,
+                                            .vocab = 5,
+                                            .context = 64,
+                                            .type = types[i]};
+        struct ggufgen gen;
+        struct model *m;
+        struct err err;
+        make(&gen, &sizes);
+        if (open_gen(&gen, &m, &err) < 0)
+            fail_msg("%s", err.text);
+        assert_int_equal(model_layers(m)->down.type, types[i]);
+        assert_int_equal(model_layers(m)->down.bytes, 256 * dtype_row_bytes(types[i], 512));
+        model_free(&m);
+    }
+}
+
 /* Each size out of range, or at odds with the weights. */
 static void test_sizes(void **state)
 {
@@ -493,6 +520,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_types_and_heads),
+        cmocka_unit_test(test_k_types),
         cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_keys),
         cmocka_unit_test(test_tensors),

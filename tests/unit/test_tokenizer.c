@@ -154,15 +154,12 @@ static uint64_t next_random(uint64_t *seed)
 
 static size_t put_code(char *out, uint32_t c)
 {
-    if (c < 0x80)
-        return (size_t)sprintf(out, "%c", (int)c);
-    if (c < 0x800)
-        return (size_t)sprintf(out, "%c%c", (int)(0xc0 | c >> 6), (int)(0x80 | (c & 63)));
-    if (c < 0x10000)
-        return (size_t)sprintf(out, "%c%c%c", (int)(0xe0 | c >> 12), (int)(0x80 | (c >> 6 & 63)),
-                               (int)(0x80 | (c & 63)));
-    return (size_t)sprintf(out, "%c%c%c%c", (int)(0xf0 | c >> 18), (int)(0x80 | (c >> 12 & 63)),
-                           (int)(0x80 | (c >> 6 & 63)), (int)(0x80 | (c & 63)));
+    static const uint8_t heads[] = {0, 0, 0xc0, 0xe0, 0xf0};
+    size_t length = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+    for (size_t i = length; i-- > 1; c >>= 6)
+        out[i] = (char)(0x80 | (c & 63));
+    out[0] = (char)(heads[length] | c);
+    return length;
 }
 
 /* Bytes that the vocabulary cannot spell: left out of the random texts. */

@@ -1,0 +1,149 @@
+/* `specontext plan` against what the store then allocates for the same load: within 3 %. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+#include <jansson.h>
+#include <math.h>
+#include <signal.h>
+
+#include "base/clock.h"
+#include "tests/lib/proc.h"
+#include "tests/lib/runcase.h"
+
+enum { REQUESTS = 4, BUDGET = 256, DOCUMENT_BYTES = 6000 };
+
+static json_t *run_json(const char *const *argv)
+{
+    struct proc proc;
+    proc_start(&proc, argv, NULL);
+    assert_true(proc_wait(&proc, clock_now_ns() + 20 * CLOCK_S));
+    assert_true(proc_exited(&proc, 0) || proc_exited(&proc, 1));
+    json_t *json = json_loads(proc.out.text, 0, NULL);
+    proc_free(&proc);
+    return json;
+}
+
+/* REQUESTS prompts of the same text, one JSON string a line. */
+static const char *prompts_file(void)
+{
+    static char path[PATH_MAX];
+    char text[DOCUMENT_BYTES + 1];
+    FILE *in = fopen(runcase_document(DOCUMENT_BYTES), "r");
+    assert_non_null(in);
+    size_t bytes = fread(text, 1, DOCUMENT_BYTES, in);
+    fclose(in);
+    snprintf(path, sizeof path, "%s", runcase_path("prompts.jsonl"));
+    FILE *out = fopen(path, "w");
+    assert_non_null(out);
+    for (int i = 0; i < REQUESTS; i++) {
+        json_t *line = json_stringn(text, bytes);
+        assert_non_null(line);
+        json_dumpf(line, out, JSON_ENCODE_ANY);
+        fputc('\n', out);
+        json_decref(line);
+    }
+    fclose(out);
+    return path;
+}
+
+/* The store's status once all requests decode; `ret_tokens` is the longest of them. NULL: not yet. */
+static json_t *store_decoding(const char *dir, int64_t *ret_tokens)
+{
+    const char *argv[] = {proc_program("specontext"), "status", "--runtime", dir, "--json", NULL};
+    json_t *all = run_json(argv);
+    json_t *store = json_incref(json_object_get(all, "kvstore"));
+    json_decref(all);
+    const json_t *list = json_object_get(store, "sequences");
+    size_t decoding = 0;
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *one = json_array_get(list, i);
+        int64_t tokens = json_integer_value(json_object_get(one, "tokens"));
+        decoding += tokens > json_integer_value(json_object_get(one, "prompt_tokens")) + 1;
+        *ret_tokens = tokens > *ret_tokens ? tokens : *ret_tokens;
+    }
+    if (decoding == REQUESTS)
+        return store;
+    json_decref(store);
+    return NULL;
+}
+
+static void check_load(const char *device_memory, int offloads)
+{
+    struct runcase c;
+    char dir[PATH_MAX], tokens_text[24];
+    snprintf(dir, sizeof dir, "%s", runcase_path("run/plan"));
+    RUNCASE_START(&c, "--prompts", prompts_file(), "-n", "6000", "--ignore-eos", "--budget", "256", "--no-prefix",
+                  "--device-memory", device_memory, "--runtime", dir);
+    json_t *store = NULL;
+    int64_t tokens = 0, deadline = clock_now_ns() + 240 * CLOCK_S;
+    while (!store && clock_now_ns() < deadline)
+        store = store_decoding(dir, &tokens);
+    assert_non_null(store);
+    kill(c.proc.pid, SIGINT);
+    runcase_end(&c, 130, clock_now_ns() + 20 * CLOCK_S);
+
+    snprintf(tokens_text, sizeof tokens_text, "%lld", (long long)tokens);
+    const char *argv[] = {proc_program("specontext"), "plan", "-m", RUNCASE_MODEL, "--device-memory", device_memory,
+                          "--requests", "4", "--budget", "256", "--context", tokens_text, "--json", NULL};
+    json_t *plan = run_json(argv);
+    int64_t offloaded = (int64_t)runcase_number(store, "layers_offloaded"), planned = 0;
+    assert_true(offloads ? offloaded > 0 : offloaded == 0);
+    size_t i;
+    json_t *row;
+    json_array_foreach(json_object_get(plan, "thresholds"), i, row) {
+        if (json_integer_value(json_object_get(row, "layers_offloaded")) == offloaded)
+            planned = json_integer_value(json_object_get(row, "device_bytes"));
+    }
+    const json_t *device = runcase_field(store, "device"), *host = runcase_field(store, "host");
+    double used = (runcase_number(device, "slabs") - runcase_number(device, "slabs_free")) *
+                  runcase_number(device, "slab_bytes");
+    printf("device %s, %lld tokens, %lld layers offloaded: planned %.1f MB, allocated %.1f MB\n", device_memory,
+           (long long)tokens, (long long)offloaded, (double)planned / 1e6, used / 1e6);
+    assert_true(fabs(used - (double)planned) <= 0.03 * (double)planned);
+    double blocks = runcase_number(host, "blocks_used") * runcase_number(host, "block_bytes");
+    double host_planned = runcase_number(plan, "host_bytes");
+    printf("host: planned %.1f MB, allocated %.1f MB\n", host_planned / 1e6, blocks / 1e6);
+    assert_true(fabs(blocks - host_planned) <= 0.03 * host_planned);
+    json_decref(plan);
+    json_decref(store);
+    runcase_free(&c);
+}
+
+static void test_resident(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    check_load("256M", 0);
+}
+
+static void test_offloaded(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    check_load("150M", 1);
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    runcase_set_up();
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    runcase_tear_down();
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_resident), cmocka_unit_test(test_offloaded)};
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
