@@ -11,6 +11,17 @@
 #define MESSAGE_BYTES 4096
 #define RIGHTS_MAX    16
 
+/* Whether the socket at the address belongs to nobody any more. */
+static bool is_stale(const struct sockaddr_un *address)
+{
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return false;
+    bool stale = connect(fd, (const struct sockaddr *)address, sizeof *address) && errno == ECONNREFUSED;
+    close(fd);
+    return stale;
+}
+
 int notify_listen(const char *path, int *ret_fd, struct err *err)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -19,12 +30,18 @@ int notify_listen(const char *path, int *ret_fd, struct err *err)
     int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return err_set(err, -errno, "socket: %s", strerror(errno));
-    int on = 1;
-    if (setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof on) ||
-        bind(fd, (struct sockaddr *)&address, sizeof address)) {
-        int r = -errno;
+    int on = 1, r = 0;
+    if (setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof on))
+        r = -errno;
+    else if (bind(fd, (struct sockaddr *)&address, sizeof address))
+        r = -errno;
+    if (r == -EADDRINUSE && is_stale(&address)) {
+        unlink(path);
+        r = bind(fd, (struct sockaddr *)&address, sizeof address) ? -errno : 0;
+    }
+    if (r) {
         close(fd);
-        return err_set(err, r, "%s: %s", path, strerror(-r));
+        return err_set(err, r, "%s: %s", path, r == -EADDRINUSE ? "another run uses it" : strerror(-r));
     }
     *ret_fd = fd;
     return 0;

@@ -14,7 +14,8 @@ struct notify_news {
     char status[256]; /* "" when the message has none; control characters replaced */
 };
 
-/* Binds a non-blocking, close-on-exec socket at `path` (nothing may be there). */
+/* Binds a non-blocking, close-on-exec socket at `path`. A socket that nobody listens on any more is replaced;
+ * -EADDRINUSE when somebody does. */
 int notify_listen(const char *path, int *ret_fd, struct err *err);
 
 /* Takes one message. 0, -EAGAIN when there is none, another negative errno when the socket is broken.

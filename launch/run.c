@@ -202,6 +202,8 @@ static void begin_answering(struct run *run)
     struct err err = {0};
     if (arena_hold_ask(&run->arena, supervise_dir(run->supervise), client_epoch(run->client), &err))
         log_warn("the arena's descriptor is not held: %s", err.text);
+    log_debug("ready after %" PRId64 " ms, %u prompts", (run->ready_ns - run->begin_ns) / CLOCK_MS,
+              run->prompts.count);
     run->stage = ANSWERING;
     send_requests(run);
 }

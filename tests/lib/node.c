@@ -146,7 +146,7 @@ const struct bus_client_ops node_client_ops = {on_welcome, on_client_message, on
 struct msg_hello node_hello(uint32_t role)
 {
     struct msg_hello hello = {.role = role, .version_min = 1, .pid = (uint32_t)getpid()};
-    strcpy(hello.device, "cpu");
+    snprintf(hello.device, sizeof hello.device, "cpu");
     return hello;
 }
 

@@ -176,6 +176,43 @@ static void test_interrupt_while_loading(void **state)
     runcase_free(&c);
 }
 
+/* A run in the midst of a long prompt: no text yet. */
+static void begin_prefill(struct runcase *c)
+{
+    RUNCASE_START(c, "-f", "tests/vectors/demo/document.txt", "-n", "8", "--log", "debug");
+    int64_t deadline_ns = clock_now_ns() + RUNCASE_START_S * CLOCK_S;
+    while (!c->proc.err.text || !strstr(c->proc.err.text, "specontext: ready after"))
+        assert_true(proc_pump(&c->proc, deadline_ns));
+    runcase_find_parts(c);
+    assert_int_equal(c->proc.out.bytes, 0);
+}
+
+static void test_interrupt_in_prefill(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    struct runcase c;
+    begin_prefill(&c);
+    kill(c.proc.pid, SIGINT);
+    runcase_end(&c, 130, clock_now_ns() + BOUND_NS);
+    assert_int_equal(c.proc.out.bytes, 0);
+    runcase_free(&c);
+}
+
+static void test_kill_in_prefill(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    for (int part = 0; part < RUNCASE_PARTS; part++) {
+        struct runcase c;
+        begin_prefill(&c);
+        kill(c.parts[part], SIGKILL);
+        runcase_end(&c, 1, clock_now_ns() + BOUND_NS);
+        expect_named(&c, names[part], "was ended by signal 9");
+        runcase_free(&c);
+    }
+}
+
 static int set_up(void **state)
 {
     (void)state;
@@ -204,6 +241,8 @@ int main(void)
         cmocka_unit_test(test_terminate),
         cmocka_unit_test(test_interrupt_twice),
         cmocka_unit_test(test_interrupt_while_loading),
+        cmocka_unit_test(test_interrupt_in_prefill),
+        cmocka_unit_test(test_kill_in_prefill),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -10,7 +10,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
@@ -312,6 +314,35 @@ static void test_missing_program(void **state)
     end(&seen);
 }
 
+/* Two runs in one directory: the second is refused and leaves the first one's sockets alone. One that a crash
+ * left behind stops nobody. */
+static void test_a_directory_in_use(void **state)
+{
+    (void)state;
+    char dir[PATH_MAX + 32];
+    snprintf(dir, sizeof dir, "%s/one", run_base);
+    struct seen seen = {.loop = loop_create()};
+    struct supervise_config config = {.loop = seen.loop, .bin_dir = bin, .dir = dir};
+    struct err err = {0};
+    assert_int_equal(supervise_create(&config, &ops, &seen, &seen.supervise, &err), 0);
+    struct supervise *second = NULL;
+    assert_int_equal(supervise_create(&config, &ops, &seen, &second, &err), -EADDRINUSE);
+    assert_non_null(strstr(err.text, "another run"));
+    assert_null(second);
+    assert_string_equal(temp_list(dir), "notify.sock");
+    supervise_free(&seen.supervise);
+    assert_string_equal(temp_list(run_base), "");
+
+    assert_int_equal(mkdir(dir, 0700), 0);
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    snprintf(address.sun_path, sizeof address.sun_path, "%.80s/notify.sock", dir);
+    int stale = socket(AF_UNIX, SOCK_DGRAM, 0);
+    assert_int_equal(bind(stale, (struct sockaddr *)&address, sizeof address), 0);
+    close(stale); /* its name stays */
+    assert_int_equal(supervise_create(&config, &ops, &seen, &seen.supervise, &err), 0);
+    end(&seen);
+}
+
 static void test_free_ends_what_runs(void **state)
 {
     (void)state;
@@ -396,6 +427,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_deaf_part_is_killed_in_time),
         cmocka_unit_test(test_order_of_an_ordinary_end),
         cmocka_unit_test(test_missing_program),
+        cmocka_unit_test(test_a_directory_in_use),
         cmocka_unit_test(test_free_ends_what_runs),
         cmocka_unit_test(test_killed_supervisor),
     };
