@@ -121,19 +121,19 @@ def rates(name, depth, tokens, measured, flash):
 
 
 def measure(model, args, flash):
+    """Yields each row as soon as it is measured, so that a run cut short still shows what it has."""
     run = Runner(model, args, flash)
     run.feed(64, run.room)  # pages of the weights come in, the threads start
     run.cut(0)
     measured = repeat(args, lambda: run.feed(args.prefill, run.room), lambda: run.cut(0))
-    rows = [rates("prefill", 0, args.prefill, measured, flash)]
+    yield rates("prefill", 0, args.prefill, measured, flash)
     for depth in args.depths:
         run.cut(min(run.depth, depth))
         if depth > run.depth:
             run.feed(depth - run.depth, run.room)
         measured = repeat(args, lambda: run.feed(args.decode, 1), lambda at=depth: run.cut(at))
-        rows.append(rates("decode", depth, args.decode, measured, flash))
+        yield rates("decode", depth, args.decode, measured, flash)
     run.close()
-    return rows
 
 
 def processor():
@@ -168,26 +168,29 @@ def main():
     if not model:
         raise SystemExit(f"{args.model}: llama.cpp does not load it")
     load = os.getloadavg()[0]
-    rows = [r for f in args.flash.split(",") for r in measure(model, args, {"off": False, "on": True}[f])]
-    lib.llama_model_free(model)
-
     report = {"engine": "llama.cpp", "llama_cpp_python": lib.__version__,
               "model": pathlib.Path(args.model).name, "processor": processor(), "cores": os.cpu_count(),
               "load_before": round(load, 2), "threads": args.threads, "batch": args.batch, "kv": args.kv,
-              "features": lib.llama_print_system_info().decode().strip(), "rows": rows}
-    if args.json and args.json != "-":
-        pathlib.Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
-    if args.json == "-":
-        print(json.dumps(report, indent=1))
-        return
-    print(f"llama.cpp (llama-cpp-python {lib.__version__}), {report['model']}, {report['processor']}, "
-          f"{args.threads} threads, KV {args.kv}, batch {args.batch}, load before {load:.2f}")
-    print("| what | depth | flash | tokens/s | min | max | ms/token | clean |")
-    print("|---|---|---|---|---|---|---|---|")
-    for r in rows:
-        print(f"| {r['what']} {r['tokens']} | {r['depth']} | {'on' if r['flash'] else 'off'} | "
-              f"{r['tokens_per_s']:.1f} | {r['min']:.1f} | {r['max']:.1f} | {r['ms_per_token']:.3f} | "
-              f"{r['clean']} of {r['repeats']} |")
+              "features": lib.llama_print_system_info().decode().strip(), "rows": []}
+    table = args.json != "-"
+    if table:
+        print(f"llama.cpp (llama-cpp-python {lib.__version__}), {report['model']}, {report['processor']}, "
+              f"{args.threads} threads, KV {args.kv}, batch {args.batch}, load before {load:.2f}")
+        print("| what | depth | flash | tokens/s | min | max | ms/token | clean |")
+        print("|---|---|---|---|---|---|---|---|", flush=True)
+    for flash in args.flash.split(","):
+        for r in measure(model, args, {"off": False, "on": True}[flash]):
+            report["rows"].append(r)
+            if table:
+                print(f"| {r['what']} {r['tokens']} | {r['depth']} | {flash} | {r['tokens_per_s']:.1f} | "
+                      f"{r['min']:.1f} | {r['max']:.1f} | {r['ms_per_token']:.3f} | "
+                      f"{r['clean']} of {r['repeats']} |", flush=True)
+    lib.llama_model_free(model)
+    text = json.dumps(report, indent=1) + "\n"
+    if not table:
+        print(text, end="")
+    elif args.json:
+        pathlib.Path(args.json).write_text(text)
 
 
 if __name__ == "__main__":
