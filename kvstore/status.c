@@ -77,7 +77,7 @@ static void put_totals(json_t *root, const struct planner_totals *t)
     figures_count(o, "reused_tokens", t->reused_tokens);
     figures_count(o, "plan_us", (uint64_t)(t->plan_ns / 1000));
     figures_count(o, "gather_us", (uint64_t)(t->gather_ns / 1000));
-    figures_count(o, "waits_broken", t->counters.waits_broken);
+    figures_count(o, "waits_broken", t->waits_broken);
 }
 
 static void put_sequences(json_t *root, const struct worker_stats *s)

@@ -243,7 +243,7 @@ static void snapshot_sequences(const struct planner *p, struct worker_stats *s)
                                                                  .capacity = q->capacity,
                                                                  .budget = q->budget,
                                                                  .attached = q->attached};
-        planner_add_counters(&s->live, &q->counters);
+        msg_add_counters(&s->live, &q->counters);
     }
 }
 

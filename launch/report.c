@@ -36,7 +36,6 @@ static void add_counters(json_t *to, const struct kv_counters *c)
     figures_count(to, "layers_resident", c->layers_resident);
     figures_count(to, "layers_offloaded", c->layers_offloaded);
     figures_count(to, "layers_offloaded_max", c->layers_offloaded_max);
-    figures_count(to, "waits_broken", c->waits_broken);
 }
 
 static void add_sequence(json_t *to, const struct sequence *s)
@@ -132,24 +131,6 @@ int report_write(const struct report *report, const char *path, struct err *err)
     return r ? err_set(err, r, "%s: %s", path, strerror(-r)) : 0;
 }
 
-static void add_up(struct kv_counters *sum, const struct kv_counters *c)
-{
-    sum->steps += c->steps;
-    sum->attended += c->attended;
-    sum->lists += c->lists;
-    sum->selected += c->selected;
-    sum->kept += c->kept;
-    sum->rows_loaded += c->rows_loaded;
-    sum->bytes_loaded += c->bytes_loaded;
-    sum->bytes_if_reloaded += c->bytes_if_reloaded;
-    sum->mass_sum += c->mass_sum;
-    sum->mass_count += c->mass_count;
-    sum->layers_resident = c->layers_resident;
-    sum->layers_offloaded = c->layers_offloaded;
-    if (c->layers_offloaded_max > sum->layers_offloaded_max)
-        sum->layers_offloaded_max = c->layers_offloaded_max;
-}
-
 static void print_attention(const struct report *report, const struct kv_counters *sum, FILE *to)
 {
     if (sum->lists)
@@ -189,7 +170,7 @@ void report_print(const struct report *report, FILE *to)
         cached += s->done.cached_tokens;
         prefill_ns += s->done.prefill_ns;
         decode_ns += s->done.decode_ns;
-        add_up(&sum, &s->done.counters);
+        msg_add_counters(&sum, &s->done.counters);
     }
     fprintf(to, "load:       %10.2f ms\n", (double)report->load_ns / (double)CLOCK_MS);
     if (report->count == 1 && prefill_ns > 0)
