@@ -307,7 +307,7 @@ int cuda_keys_append(const struct cuda_keys_append *append, struct CUstream_st *
 
 /* weights [n][kv_heads][weight_stride]: for each query head softmax(scale * q.k) over the positions [0, counts[t]),
  * pooled over the query heads of its KV head. work: cuda_retrieval_work_bytes; memory is bounded by calling for
- * fewer queries at a time. weight_stride >= count_max, even. Bytes: keys once (n * kv_heads * count * head_dim * 2),
+ * fewer queries at a time. weight_stride >= count_max, % 4 == 0. Bytes: keys once (n * kv_heads * count * head_dim * 2),
  * scores written and read (n * q_heads * count * 8), weights; floor by the first alone. */
 struct cuda_retrieval {
     struct cuda_key_view keys;
@@ -328,7 +328,8 @@ int cuda_retrieval(const struct cuda_retrieval *retrieval, struct CUstream_st *s
 /* For each of `rows` rows of values [rows][stride]: the min(k, end - first) positions of the largest values in
  * [first, end), ascending, to index [rows][index_stride]; their number to ret_count, the sum of their values to
  * ret_mass (NULL: not wanted). first and end have one entry for `heads` neighbouring rows. Ties go to the lower
- * position, NaN counts as -infinity. end <= CUDA_TOPK_MAX, stride >= end. Bytes: 4 * values, read up to five
+ * position, NaN counts as -infinity. end <= end_max <= CUDA_TOPK_MAX, end_max <= stride, stride % 4
+ * == 0. Bytes: 4 * values, read up to five
  * times, of which all but the first come from the cache. */
 struct cuda_topk {
     uint32_t *index;

@@ -110,7 +110,7 @@ static int launch_moves(const struct cuda_moves *m, bool to_device, struct CUstr
         return -EINVAL;
     if (m->count == 0)
         return 0;
-    unsigned blocks = m->blocks ? m->blocks : MOVE_BLOCKS;
+    unsigned blocks = m->blocks ? m->blocks : (unsigned)MOVE_BLOCKS;
     if (to_device)
         move_kernel<true><<<blocks, MOVE_THREADS, 0, stream>>>(*m);
     else
