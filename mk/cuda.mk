@@ -1,6 +1,6 @@
 # The CUDA kernels, their test and their bench, into build/cuda: `make -f mk/cuda.mk`. Needs nvcc 13, no GPU.
 #
-# Machine code for sm_80 and sm_90, and PTX of sm_90 for what comes later. CUDA's own libraries are linked as a
+# Machine code for sm_80 and sm_90 (one file: sm_90a), and PTX of sm_90 for what comes later. CUDA's own libraries are linked as a
 # machine with a driver has them: the runtime statically, cuBLASLt dynamically.
 CUDA_HOME  ?= /usr/local/cuda
 NVCC       ?= $(CUDA_HOME)/bin/nvcc
@@ -14,7 +14,10 @@ CUDA_ALONE := 1
 include mk/flags.mk
 endif
 
-NVCCFLAGS := -std=c++17 -O3 -lineinfo -I. --compiler-options -Wall,-Wextra -Werror all-warnings $(CUDA_ARCH)
+NVCCFLAGS  = -std=c++17 -O3 -lineinfo -I. --compiler-options -Wall,-Wextra -Werror all-warnings $(CUDA_ARCH)
+# Hopper's own instructions need the target that has no successors.
+$(CUDA_BUILD)/compute/cuda/prefill_hopper.cu.o: CUDA_ARCH := -gencode arch=compute_80,code=sm_80 \
+    -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_90,code=compute_90
 CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcudart_static -lcublasLt -ldl -lrt -lm -pthread
 
 CUDA_KERNELS := $(patsubst %,$(CUDA_BUILD)/%.o,$(wildcard compute/cuda/*.cu) $(wildcard compute/cuda/*.c))

@@ -5,20 +5,19 @@
  * read once. A second kernel merges parts in the order of chunks. The order of operations depends on the list's
  * length alone.
  *
- * What makes it run at memory speed: pieces go from global memory straight into the registers of tensor core
- * operands, 16 bytes a thread. That needs no shared memory and no shuffle, since the sum over head_dim may take
- * dims in any order: q is loaded in the same order. A 16 x 16 operand has room for 8 query heads twice, so q and
- * the softmax weights are given as two 16-bit numbers each (rows 0-7 and 8-15) at no cost, and the result is close
- * to that of f32. Stateless. */
-#include "compute/cuda/scores.cuh"
+ * A warp keeps the next 16 pieces in flight to its own part of shared memory while it works on 16 (rows.cuh); it knows
+ * its pieces' addresses before it starts. Products run on tensor cores; q and the softmax weights are given as
+ * two 16-bit numbers each, so the result is close to that of f32. Stateless. */
+#include "compute/cuda/rows.cuh"
 
 enum {
     WARPS = 4,
     THREADS = 32 * WARPS,
     CHUNK = CUDA_ATTN_CHUNK,
     WARP_ENTRIES = CHUNK / WARPS,
-    STEPS = WARP_ENTRIES / 16,
-    RESIDENT = 4, /* blocks a multiprocessor: 128 registers a thread */
+    STEPS = WARP_ENTRIES / STAGE_ROWS,
+    STAGES = 2,
+    RESIDENT = 3, /* blocks a multiprocessor, by registers and by shared memory */
     COMBINE_GROUPS = 4 /* the merge of long lists is cut into this many ranges of chunks */
 };
 
@@ -59,76 +58,96 @@ __device__ __forceinline__ struct list list_of(const struct cuda_attn &a, uint32
     return list;
 }
 
-/* The four entries of 16 that a thread's column covers in the value product: 2c, 2c + 1, 2c + 8, 2c + 9. */
-template <int DIM> struct values {
-    uint4 v[4][DIM / 64];
-};
-
-template <int DIM>
-__device__ __forceinline__ void load_values(struct values<DIM> *ret, const uint8_t *base, const uint64_t *offset,
-                                            uint32_t entry, uint32_t count)
-{
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-        uint32_t i = entry + (e & 1) + 8 * (e >> 1);
-        const uint8_t *p = base + offset[i];
-#pragma unroll
-        for (int half = 0; half < DIM / 64; half++)
-            ret->v[e][half] = i < count ? load_stream(p + 128 * half) : make_uint4(0, 0, 0, 0);
-    }
-}
-
-__device__ __forceinline__ uint32_t word_of(const uint4 &v, int i)
-{
-    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
-}
-
-template <bool BF16, int DIM>
-__device__ __forceinline__ void add_values(float (*acc)[4], const uint32_t *p, const struct values<DIM> *v)
-{
-#pragma unroll
-    for (int half = 0; half < DIM / 64; half++)
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            uint32_t select = i % 2 ? 0x7632 : 0x5410;
-            uint32_t b0 = __byte_perm(word_of(v->v[0][half], i / 2), word_of(v->v[1][half], i / 2), select);
-            uint32_t b1 = __byte_perm(word_of(v->v[2][half], i / 2), word_of(v->v[3][half], i / 2), select);
-            mma_16x8x16<BF16>(acc[half * 8 + i], p, b0, b1);
-        }
-}
-
-/* What the warps of a block leave for their merge. */
+/* What the warps of a block leave for their merge; takes the place of the rings. */
 template <int DIM> struct block_state {
-    uint64_t offset[CHUNK];
     float acc[WARPS][CUDA_GROUP_MAX][DIM];
     float max[WARPS][CUDA_GROUP_MAX], sum[WARPS][CUDA_GROUP_MAX];
 };
 
-/* Scores become exp(score - max); entries past the end become 0. */
-__device__ __forceinline__ void softmax_warp(float (*s)[4], uint32_t first, uint32_t count, float scale,
-                                             float *ret_max, float *ret_sum)
+template <int DIM> union block_memory {
+    struct stage<DIM * 4> ring[WARPS][STAGES];
+    struct block_state<DIM> state;
+};
+
+/* State of the row's query head in one warp; acc tile t holds dims 8 t + 2 c + {0, 1}, both halves of the weights. */
+template <int DIM> struct running {
+    float max, sum; /* sum: this thread's share */
+    float acc[DIM / 8][4];
+};
+
+/* Moves the maximum, turns the scores of 16 entries into weights and leaves them as an operand. */
+template <bool BF16, int DIM>
+__device__ __forceinline__ void add_weights(struct running<DIM> *state, uint32_t *ret_p, float *s, int step,
+                                            uint32_t count, float scale)
 {
-    uint32_t column = threadIdx.x % 4;
-    float max = -INFINITY, sum = 0;
+    float max = state->max;
 #pragma unroll
-    for (int i = 0; i < STEPS; i++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            s[i][e] *= scale;
-            if (first + i * 16 + (e >> 1) * 8 + 2 * column + (e & 1) < count)
-                max = fmaxf(max, s[i][e]);
-        }
+    for (int e = 0; e < 4; e++) {
+        s[e] *= scale;
+        max = row_of_score(step, e) < count ? fmaxf(max, s[e]) : max;
+    }
     max = quad_max(max);
+    float base = max > -INFINITY ? max : 0;
+    if (__any_sync(FULL_WARP, max != state->max)) {
+        float factor = expf(state->max - base);
+        state->sum *= factor;
 #pragma unroll
-    for (int i = 0; i < STEPS; i++)
+        for (int t = 0; t < DIM / 8; t++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            bool real = first + i * 16 + (e >> 1) * 8 + 2 * column + (e & 1) < count;
-            s[i][e] = real ? expf(s[i][e] - max) : 0;
-            sum += s[i][e];
-        }
-    *ret_max = max;
-    *ret_sum = quad_sum(sum);
+            for (int e = 0; e < 4; e++)
+                state->acc[t][e] *= factor;
+        state->max = max;
+    }
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        s[e] = row_of_score(step, e) < count ? expf(s[e] - base) : 0;
+        state->sum += s[e];
+    }
+    split<BF16>(s[0], s[1], &ret_p[0], &ret_p[1]);
+    split<BF16>(s[2], s[3], &ret_p[2], &ret_p[3]);
+}
+
+template <bool BF16, int DIM>
+__device__ __forceinline__ void add_values(struct running<DIM> *state, const uint32_t *p,
+                                           const struct stage<DIM * 4> *stage)
+{
+    uint32_t matrix = threadIdx.x % 32 / 8, r = threadIdx.x % 8;
+    uint32_t from = shared_address(&stage->row[(matrix & 1) * 8 + r][DIM * 2 + (matrix >> 1) * 16]);
+#pragma unroll
+    for (int t = 0; t < DIM / 8; t += 2) {
+        uint32_t b[4];
+        load_transposed(b, from + t * 16);
+        mma_16x8x16<BF16>(state->acc[t], p, b[0], b[1]);
+        mma_16x8x16<BF16>(state->acc[t + 1], p, b[2], b[3]);
+    }
+}
+
+/* One warp's entries: list[0 .. count). */
+template <bool BF16, int DIM>
+__device__ __forceinline__ void walk(struct running<DIM> *state, struct stage<DIM * 4> *ring, const uint32_t (*q)[4],
+                                     const uint8_t *base, const uint64_t *offset, uint32_t count, float scale)
+{
+#pragma unroll
+    for (int s = 0; s < STAGES; s++)
+        fetch_rows<DIM * 4>(&ring[s], base, offset, s, count);
+#pragma unroll
+    for (int s = 0; s < STEPS; s++) {
+        if (s * STAGE_ROWS >= count)
+            break;
+        copy_wait<STAGES - 1>();
+        __syncwarp();
+        float scores[4];
+        uint32_t p[4];
+        score_rows<BF16, DIM, DIM * 4>(scores, q, &ring[s % STAGES]);
+        add_weights<BF16, DIM>(state, p, scores, s, count, scale);
+        add_values<BF16, DIM>(state, p, &ring[s % STAGES]);
+        __syncwarp();
+        if (s + STAGES < STEPS)
+            fetch_rows<DIM * 4>(&ring[s % STAGES], base, offset, s + STAGES, count);
+        else
+            copy_commit();
+    }
+    copy_wait<0>();
 }
 
 /* Merges the parts of the warps that had entries, in their order. */
@@ -142,8 +161,9 @@ __device__ __forceinline__ void write_part(float *part, const struct block_state
         float max = state->max[0][g], acc = 0, sum = 0;
         for (uint32_t w = 1; w < warps; w++)
             max = fmaxf(max, state->max[w][g]);
+        float base = max > -INFINITY ? max : 0;
         for (uint32_t w = 0; w < warps; w++) {
-            float factor = expf(state->max[w][g] - max);
+            float factor = expf(state->max[w][g] - base);
             acc += factor * state->acc[w][g][d];
             sum += factor * state->sum[w][g];
         }
@@ -155,66 +175,53 @@ __device__ __forceinline__ void write_part(float *part, const struct block_state
     }
 }
 
+template <int DIM>
+__device__ __forceinline__ void leave_state(struct block_state<DIM> *block, const struct running<DIM> *state)
+{
+    uint32_t warp = threadIdx.x / 32, row = threadIdx.x % 32 / 4, column = threadIdx.x % 4;
+#pragma unroll
+    for (int t = 0; t < DIM / 8; t++)
+        *(float2 *)&block->acc[warp][row][8 * t + 2 * column] =
+            make_float2(state->acc[t][0] + state->acc[t][2], state->acc[t][1] + state->acc[t][3]);
+    float sum = quad_sum(state->sum);
+    if (column == 0) {
+        block->max[warp][row] = state->max;
+        block->sum[warp][row] = sum;
+    }
+}
+
 template <bool BF16, int DIM>
 __global__ void __launch_bounds__(THREADS, RESIDENT) attn_part_kernel(struct cuda_attn a, uint32_t chunks)
 {
-    __shared__ struct block_state<DIM> state;
+    extern __shared__ __align__(128) uint8_t raw_memory[];
+    union block_memory<DIM> *memory = (union block_memory<DIM> *)raw_memory;
     uint32_t chunk = blockIdx.x, head = blockIdx.y, query = blockIdx.z, group = a.q_heads / a.kv_heads;
-    uint32_t warp = threadIdx.x / 32, row = threadIdx.x % 32 / 4, column = threadIdx.x % 4;
+    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     struct list list = list_of(a, query, head);
     if (chunk * CHUNK >= list.count)
         return;
-    uint32_t count = min(list.count - chunk * CHUNK, (uint32_t)CHUNK), first = warp * WARP_ENTRIES;
+    uint32_t in_chunk = min(list.count - chunk * CHUNK, (uint32_t)CHUNK), first = warp * WARP_ENTRIES;
+    uint32_t count = first < in_chunk ? min(in_chunk - first, (uint32_t)WARP_ENTRIES) : 0;
     const uint64_t *at = a.kv.at + list.row * a.kv.row_stride;
-    for (uint32_t i = threadIdx.x; i < CHUNK; i += THREADS) {
-        uint32_t entry = chunk * CHUNK + (i < count ? i : count - 1);
+    uint64_t offset[WARP_ENTRIES / 32];
+#pragma unroll
+    for (int i = 0; i < WARP_ENTRIES / 32; i++) {
+        uint32_t entry = chunk * CHUNK + first + min(i * 32 + lane, count - 1);
         bool valid;
-        state.offset[i] = piece_offset(a.kv, at, head, list.item ? list.item[entry] : entry, &valid);
+        offset[i] = count ? piece_offset(a.kv, at, head, list.item ? list.item[entry] : entry, &valid) : 0;
     }
-    uint32_t q[DIM / 16][4];
-    load_query<BF16, DIM>(q, a.q + query * a.q_stride + (uint64_t)(head * group + row) * DIM, row < group, column);
+    struct running<DIM> state = {-INFINITY, 0, {}};
+    if (count) {
+        uint32_t q[DIM / 16][4], row = lane / 4;
+        load_query<BF16, DIM>(q, a.q + query * a.q_stride + (uint64_t)(head * group + row) * DIM, row < group, lane % 4);
+        walk<BF16, DIM>(&state, memory->ring[warp], q, a.kv.base, offset, count, a.scale);
+    }
     __syncthreads();
-    if (first < count) {
-        float s[STEPS][4];
-        const uint8_t *key = a.kv.base + 16 * column;
-        struct keys<DIM> keys, next_keys;
-        load_keys<DIM>(&keys, key, state.offset, first + row, count);
-#pragma unroll
-        for (int i = 0; i < STEPS; i++) {
-            if (i + 1 < STEPS)
-                load_keys<DIM>(&next_keys, key, state.offset, first + (i + 1) * 16 + row, count);
-            score_keys<BF16, DIM>(s[i], q, &keys);
-            keys = next_keys;
-        }
-        const uint8_t *value = a.kv.base + DIM * 2 + 16 * row;
-        struct values<DIM> now, next;
-        load_values<DIM>(&now, value, state.offset, first + 2 * column, count);
-        float max, sum, acc[DIM / 8][4] = {};
-        softmax_warp(s, first, count, a.scale, &max, &sum);
-#pragma unroll
-        for (int i = 0; i < STEPS; i++) {
-            if (i + 1 < STEPS)
-                load_values<DIM>(&next, value, state.offset, first + (i + 1) * 16 + 2 * column, count);
-            uint32_t p[4];
-            split<BF16>(s[i][0], s[i][1], &p[0], &p[1]);
-            split<BF16>(s[i][2], s[i][3], &p[2], &p[3]);
-            add_values<BF16, DIM>(acc, p, &now);
-            now = next;
-        }
-#pragma unroll
-        for (int t = 0; t < DIM / 8; t++) {
-            uint32_t dim = 64 * (t / 8) + 16 * column + t % 8;
-            state.acc[warp][row][dim] = acc[t][0] + acc[t][2];
-            state.acc[warp][row][dim + 8] = acc[t][1] + acc[t][3];
-        }
-        if (column == 0) {
-            state.max[warp][row] = max;
-            state.sum[warp][row] = sum;
-        }
-    }
+    if (count)
+        leave_state<DIM>(&memory->state, &state);
     __syncthreads();
     uint64_t part = ((uint64_t)query * a.kv_heads + head) * chunks + chunk;
-    write_part<DIM>(a.work + part * part_floats(group, DIM), &state, group, count);
+    write_part<DIM>(a.work + part * part_floats(group, DIM), &memory->state, group, in_chunk);
 }
 
 /* One block a (query, KV head, query head of the group): COMBINE_GROUPS ranges of chunks, then the ranges. */
@@ -264,14 +271,17 @@ __global__ void __launch_bounds__(DIM *COMBINE_GROUPS) attn_combine_kernel(struc
         ((float *)a.out)[at] = out;
 }
 
-template <int DIM> static void launch(const struct cuda_attn *a, uint32_t chunks, cudaStream_t stream)
+template <bool BF16, int DIM> static int launch(const struct cuda_attn *a, cudaStream_t stream)
 {
+    uint32_t chunks = ceil_div(a->list_max, CHUNK);
     dim3 grid(chunks, a->kv_heads, a->n), merge(a->q_heads, a->n);
-    if (a->kv.type == DTYPE_BF16)
-        attn_part_kernel<true, DIM><<<grid, THREADS, 0, stream>>>(*a, chunks);
-    else
-        attn_part_kernel<false, DIM><<<grid, THREADS, 0, stream>>>(*a, chunks);
+    int bytes = (int)sizeof(union block_memory<DIM>);
+    if (cudaFuncSetAttribute(attn_part_kernel<BF16, DIM>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) !=
+        cudaSuccess)
+        return -EIO;
+    attn_part_kernel<BF16, DIM><<<grid, THREADS, bytes, stream>>>(*a, chunks);
     attn_combine_kernel<DIM><<<merge, DIM * COMBINE_GROUPS, 0, stream>>>(*a, chunks);
+    return launch_status();
 }
 
 int cuda_attn(const struct cuda_attn *a, struct CUstream_st *stream)
@@ -284,10 +294,8 @@ int cuda_attn(const struct cuda_attn *a, struct CUstream_st *stream)
         return -EINVAL;
     if (a->n == 0)
         return 0;
-    uint32_t chunks = ceil_div(a->list_max, CHUNK);
-    if (a->head_dim == 64)
-        launch<64>(a, chunks, stream);
-    else
-        launch<128>(a, chunks, stream);
-    return launch_status();
+    bool bf16 = a->kv.type == DTYPE_BF16;
+    if (a->head_dim == 128)
+        return bf16 ? launch<true, 128>(a, stream) : launch<false, 128>(a, stream);
+    return bf16 ? launch<true, 64>(a, stream) : launch<false, 64>(a, stream);
 }

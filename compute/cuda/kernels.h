@@ -276,7 +276,10 @@ struct cuda_prefill {
     uint32_t row_count;
     uint32_t q_heads, kv_heads, head_dim;
     float scale;
+    int hopper; /* cuda_prefill_hopper() of the device: chosen once, since the last bits of the two forms differ */
 };
+/* 1 where the form for Hopper runs, else 0. */
+int cuda_prefill_hopper(int device);
 int cuda_prefill(const struct cuda_prefill *prefill, struct CUstream_st *stream);
 
 /* ---- Retrieval (retrieval.cu, topk.cu) --------------------------------------------------------------------- */

@@ -5,14 +5,16 @@
  * and sum from these, in order, and pools. Scores take q_heads * count floats of the caller's memory; keys, which
  * are head_dim / 2 times (group 1) to head_dim / 16 times (group 8) as many bytes, are never read twice.
  * Stateless. */
-#include "compute/cuda/scores.cuh"
+#include "compute/cuda/rows.cuh"
 
 enum {
     WARPS = 4,
     THREADS = 32 * WARPS,
     CHUNK = CUDA_KEYS_CHUNK,
     WARP_KEYS = CHUNK / WARPS,
-    STEPS = WARP_KEYS / 16,
+    STEPS = WARP_KEYS / STAGE_ROWS,
+    STAGES = 3,
+    RESIDENT = 4,
     POOL_THREADS = 256,
     POOL_KEYS = 4 * POOL_THREADS,
     APPEND_THREADS = 256
@@ -67,68 +69,82 @@ __device__ __forceinline__ void store_scores(float *out, const float *s, uint32_
     }
 }
 
-template <bool BF16, int DIM> __global__ void __launch_bounds__(THREADS) score_kernel(struct pass p)
+/* One warp's keys: writes scores to out [0 .. count), returns their maximum and the sum of exponentials. */
+template <bool BF16, int DIM>
+__device__ __forceinline__ float2 score_keys(float *out, struct stage<DIM * 2> *ring, const uint32_t (*q)[4],
+                                             const uint8_t *base, const uint64_t *offset, uint32_t count, float scale)
 {
-    __shared__ uint64_t offset[CHUNK];
-    __shared__ float max_of[WARPS][8], sum_of[WARPS][8];
-    const struct cuda_retrieval &r = p.r;
-    uint32_t chunk = blockIdx.x, head = blockIdx.y, query = blockIdx.z, group = r.q_heads / r.kv_heads, table_row;
-    uint32_t warp = threadIdx.x / 32, row = threadIdx.x % 32 / 4, column = threadIdx.x % 4;
-    uint32_t all = count_of(r, query, &table_row);
-    if (chunk * CHUNK >= all)
-        return;
-    uint32_t count = min(all - chunk * CHUNK, (uint32_t)CHUNK), first = warp * WARP_KEYS;
-    const uint64_t *at = r.keys.at + table_row * r.keys.row_stride;
-    for (uint32_t i = threadIdx.x; i < CHUNK; i += THREADS) {
-        bool valid;
-        offset[i] = key_offset(r.keys, at, head, chunk * CHUNK + min(i, count - 1), DIM * 2, &valid);
-    }
-    uint32_t q[DIM / 16][4];
-    uint64_t q_head = head * group + row;
-    load_query<BF16, DIM>(q, r.q + query * r.q_stride + q_head * DIM, row < group, column);
-    __syncthreads();
-    float max = -INFINITY, sum = 0, s[STEPS][4];
-    const uint8_t *key = r.keys.base + 16 * column;
-    struct keys<DIM> keys, next_keys;
-    load_keys<DIM>(&keys, key, offset, first + row, count);
-    float *out = r.work + (query * (uint64_t)r.q_heads + q_head) * p.stride + chunk * CHUNK;
+    float max = -INFINITY, sum = 0;
 #pragma unroll
-    for (int i = 0; i < STEPS; i++) {
-        if (i + 1 < STEPS)
-            load_keys<DIM>(&next_keys, key, offset, first + (i + 1) * 16 + row, count);
-        score_keys<BF16, DIM>(s[i], q, &keys);
-        keys = next_keys;
+    for (int s = 0; s < STAGES; s++)
+        fetch_rows<DIM * 2>(&ring[s], base, offset, s, count);
+#pragma unroll
+    for (int s = 0; s < STEPS; s++) {
+        if (s * STAGE_ROWS >= count)
+            break;
+        copy_wait<STAGES - 1>();
+        __syncwarp();
+        float scores[4], step_max = max;
+        score_rows<BF16, DIM, DIM * 2>(scores, q, &ring[s % STAGES]);
+        __syncwarp();
+        if (s + STAGES < STEPS)
+            fetch_rows<DIM * 2>(&ring[s % STAGES], base, offset, s + STAGES, count);
+        else
+            copy_commit();
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            s[i][e] *= r.scale;
-            if (first + i * 16 + (e >> 1) * 8 + 2 * column + (e & 1) < count)
-                max = fmaxf(max, s[i][e]);
+            scores[e] *= scale;
+            step_max = row_of_score(s, e) < count ? fmaxf(step_max, scores[e]) : step_max;
         }
-        if (row < group)
-            store_scores(out, s[i], first + i * 16 + 2 * column, count);
-    }
-    max = quad_max(max);
-#pragma unroll
-    for (int i = 0; i < STEPS; i++)
+        /* A thread's own maximum will do: the four of a row are brought together at the end. */
+        sum *= step_max > max ? expf(max - step_max) : 1;
+        max = step_max;
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            if (first + i * 16 + (e >> 1) * 8 + 2 * column + (e & 1) < count)
-                sum += expf(s[i][e] - max);
-    sum = quad_sum(sum);
-    if (column == 0) {
-        max_of[warp][row] = max;
-        sum_of[warp][row] = sum;
+            sum += row_of_score(s, e) < count ? expf(scores[e] - max) : 0;
+        if (out)
+            store_scores(out, scores, row_of_score(s, 0), count);
+    }
+    copy_wait<0>();
+    float all = quad_max(max);
+    return make_float2(all, quad_sum(max > -INFINITY ? sum * expf(max - all) : sum));
+}
+
+template <bool BF16, int DIM> __global__ void __launch_bounds__(THREADS, RESIDENT) score_kernel(struct pass p)
+{
+    extern __shared__ __align__(128) uint8_t raw_memory[];
+    __shared__ float2 state_of[WARPS][8];
+    struct stage<DIM * 2> *ring = (struct stage<DIM * 2> *)raw_memory + threadIdx.x / 32 * STAGES;
+    const struct cuda_retrieval &r = p.r;
+    uint32_t chunk = blockIdx.x, head = blockIdx.y, query = blockIdx.z, group = r.q_heads / r.kv_heads, table_row;
+    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4;
+    uint32_t all = count_of(r, query, &table_row), first = chunk * CHUNK + warp * WARP_KEYS;
+    if (chunk * CHUNK >= all)
+        return;
+    uint32_t count = first < all ? min(all - first, (uint32_t)WARP_KEYS) : 0;
+    const uint64_t *at = r.keys.at + table_row * r.keys.row_stride;
+    uint64_t offset[WARP_KEYS / 32], q_head = head * group + row;
+    if (count) {
+        bool valid;
+#pragma unroll
+        for (int i = 0; i < WARP_KEYS / 32; i++)
+            offset[i] = key_offset(r.keys, at, head, first + min(i * 32 + lane, count - 1), DIM * 2, &valid);
+        uint32_t q[DIM / 16][4];
+        load_query<BF16, DIM>(q, r.q + query * r.q_stride + q_head * DIM, row < group, lane % 4);
+        float *out = row < group ? r.work + (query * (uint64_t)r.q_heads + q_head) * p.stride + first : NULL;
+        float2 state = score_keys<BF16, DIM>(out, ring, q, r.keys.base, offset, count, r.scale);
+        if (lane % 4 == 0)
+            state_of[warp][row] = state;
     }
     __syncthreads();
     if (threadIdx.x >= group)
         return;
-    uint32_t warps = (count + WARP_KEYS - 1) / WARP_KEYS, g = threadIdx.x;
-    max = max_of[0][g];
+    uint32_t warps = (min(all - chunk * CHUNK, (uint32_t)CHUNK) + WARP_KEYS - 1) / WARP_KEYS, g = threadIdx.x;
+    float max = state_of[0][g].x, sum = 0;
     for (uint32_t w = 1; w < warps; w++)
-        max = fmaxf(max, max_of[w][g]);
-    sum = 0;
+        max = fmaxf(max, state_of[w][g].x);
     for (uint32_t w = 0; w < warps; w++)
-        sum += sum_of[w][g] * expf(max_of[w][g] - max);
+        sum += state_of[w][g].y * expf(state_of[w][g].x - max);
     *(float2 *)(p.stats + ((query * (uint64_t)r.q_heads + head * group + g) * p.chunks + chunk) * 2) =
         make_float2(max, sum);
 }
@@ -196,6 +212,17 @@ static bool keys_are_valid(const struct cuda_key_view *keys, uint32_t head_dim)
            keys->device_bytes >= 2 * (uint64_t)head_dim;
 }
 
+template <bool BF16, int DIM> static int launch_scores(const struct pass *p, cudaStream_t stream)
+{
+    dim3 grid(p->chunks, p->r.kv_heads, p->r.n);
+    int bytes = (int)sizeof(struct stage<DIM * 2>) * WARPS * STAGES;
+    if (cudaFuncSetAttribute(score_kernel<BF16, DIM>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) !=
+        cudaSuccess)
+        return -EIO;
+    score_kernel<BF16, DIM><<<grid, THREADS, bytes, stream>>>(*p);
+    return launch_status();
+}
+
 int cuda_retrieval(const struct cuda_retrieval *r, struct CUstream_st *stream)
 {
     if (!keys_are_valid(&r->keys, r->head_dim) || r->kv_heads == 0 || r->q_heads == 0 || r->q_heads % r->kv_heads ||
@@ -208,17 +235,15 @@ int cuda_retrieval(const struct cuda_retrieval *r, struct CUstream_st *stream)
         return 0;
     struct pass pass = {*r, score_stride(r->count_max), ceil_div(r->count_max, CHUNK), NULL};
     pass.stats = r->work + (uint64_t)r->n * r->q_heads * pass.stride;
-    dim3 grid(pass.chunks, r->kv_heads, r->n);
     dim3 pool(ceil_div(r->count_max, POOL_KEYS), r->kv_heads, r->n);
     bool bf16 = r->keys.type == DTYPE_BF16;
-    if (r->head_dim == 128 && bf16)
-        score_kernel<true, 128><<<grid, THREADS, 0, stream>>>(pass);
-    else if (r->head_dim == 128)
-        score_kernel<false, 128><<<grid, THREADS, 0, stream>>>(pass);
-    else if (bf16)
-        score_kernel<true, 64><<<grid, THREADS, 0, stream>>>(pass);
+    int rc;
+    if (r->head_dim == 128)
+        rc = bf16 ? launch_scores<true, 128>(&pass, stream) : launch_scores<false, 128>(&pass, stream);
     else
-        score_kernel<false, 64><<<grid, THREADS, 0, stream>>>(pass);
+        rc = bf16 ? launch_scores<true, 64>(&pass, stream) : launch_scores<false, 64>(&pass, stream);
+    if (rc < 0)
+        return rc;
     pool_kernel<<<pool, POOL_THREADS, 0, stream>>>(pass);
     return launch_status();
 }

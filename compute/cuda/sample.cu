@@ -1,13 +1,14 @@
 /* The next token of every sequence: what model/sampler.c chooses, without the logits leaving the GPU.
  *
- * One block a row. The CPU walks candidates in descending order; here the walk's end is found by radix selection on
- * the keys: by count for top_k, by mass for top_p and for the draw. Masses are integers (units of 2^-42 of the
- * best token's), so their sums depend on no order; they are kept as three limbs of 14 bits that shared memory adds
- * up without carries. Stateless. */
+ * One block a row. The CPU walks candidates in descending order; here the walk's end is found by radix selection: by
+ * count for top_k, by mass for top_p and for the draw. The first digit is the distance from the best logit in steps
+ * of 1/64, which spreads a vocabulary evenly over the bins; the others are those of the keys. Masses are integers
+ * (units of 2^-42 of the best token's), so their sums depend on no order; they are kept as three limbs of 14 bits
+ * that shared memory adds up without carries. Stateless. */
 #include "compute/cuda/random.cuh"
 #include "compute/cuda/select.cuh"
 
-enum { LIMB_BITS = 14, LIMBS = 3, PENALTY_THREADS = 256 };
+enum { LIMB_BITS = 14, LIMBS = 3, PENALTY_THREADS = 256, PASSES = 1 + SELECT_PASSES };
 
 #define MASS_ONE ((1ull << (LIMB_BITS * LIMBS)) - 1)
 
@@ -69,28 +70,65 @@ __device__ __forceinline__ uint64_t bin_total(const struct select_memory *m, uin
     return total;
 }
 
-/* Totals of one pass's digits. */
+/* The digits found so far. */
+struct prefix {
+    uint32_t linear, key;
+};
+
+/* Ascends with the logit; the last bin takes all that is 32 and more below the best. */
+__device__ __forceinline__ uint32_t linear_bin(const struct candidates &c, float logit)
+{
+    float steps = fminf((c.best - logit) * 64.0f, (float)(SELECT_BINS - 1));
+    return SELECT_BINS - 1 - (uint32_t)steps;
+}
+
+/* Pass 0 is the linear digit, 1 to 3 are the key's. */
+__device__ __forceinline__ bool digit_of(const struct candidates &c, float logit, uint32_t key, struct prefix prefix,
+                                         int pass, uint32_t *ret_bin)
+{
+    uint32_t linear = linear_bin(c, logit);
+    if (pass == 0) {
+        *ret_bin = linear;
+        return true;
+    }
+    *ret_bin = key >> select_shift(pass - 1) & select_mask(pass - 1);
+    return linear == prefix.linear && select_matches(key, prefix.key, pass - 1);
+}
+
+__device__ __forceinline__ void add_candidate(struct select_memory *m, const struct candidates &c, enum goal_kind kind,
+                                              struct prefix prefix, int pass, float logit)
+{
+    uint32_t key = key_of(logit), bin;
+    if ((c.cut && key <= c.cut) || !digit_of(c, logit, key, prefix, pass, &bin))
+        return;
+    if (kind == GOAL_COUNT)
+        atomicAdd(&m->bins[0][bin], 1u);
+    else
+        add_mass(m, bin, mass_of(c, logit));
+}
+
+/* Totals of one pass's digits. Rows that begin on 16 bytes are read four at a time. */
 __device__ __forceinline__ void fill_bins(struct select_memory *m, const struct candidates &c, enum goal_kind kind,
-                                          uint32_t prefix, int pass)
+                                          struct prefix prefix, int pass)
 {
     for (uint32_t i = threadIdx.x; i < LIMBS * SELECT_BINS; i += SELECT_THREADS)
         (&m->bins[0][0])[i] = 0;
     __syncthreads();
-    for (uint32_t i = threadIdx.x; i < c.vocab; i += SELECT_THREADS) {
-        float logit = c.logits[i];
-        uint32_t key = key_of(logit);
-        if (!select_matches(key, prefix, pass) || (c.cut && key <= c.cut))
-            continue;
-        uint32_t bin = key >> select_shift(pass) & select_mask(pass);
-        if (kind == GOAL_COUNT)
-            atomicAdd(&m->bins[0][bin], 1u);
-        else
-            add_mass(m, bin, mass_of(c, logit));
+    uint32_t quads = ((uintptr_t)c.logits & 15) == 0 ? c.vocab / 4 : 0;
+#pragma unroll 2
+    for (uint32_t i = threadIdx.x; i < quads; i += SELECT_THREADS) {
+        float4 v = ((const float4 *)c.logits)[i];
+        add_candidate(m, c, kind, prefix, pass, v.x);
+        add_candidate(m, c, kind, prefix, pass, v.y);
+        add_candidate(m, c, kind, prefix, pass, v.z);
+        add_candidate(m, c, kind, prefix, pass, v.w);
     }
+    for (uint32_t i = quads * 4 + threadIdx.x; i < c.vocab; i += SELECT_THREADS)
+        add_candidate(m, c, kind, prefix, pass, c.logits[i]);
     __syncthreads();
     /* Those of the cut's own key, of which only some are candidates, all weigh the same. */
-    if (threadIdx.x == 0 && c.cut && select_matches(c.cut, prefix, pass)) {
-        uint32_t bin = c.cut >> select_shift(pass) & select_mask(pass);
+    uint32_t bin;
+    if (threadIdx.x == 0 && c.cut && digit_of(c, value_of(c.cut), c.cut, prefix, pass, &bin)) {
         uint64_t mass = mass_of(c, value_of(c.cut));
         for (int l = 0; l < LIMBS; l++, mass >>= LIMB_BITS)
             m->bins[l][bin] += ((uint32_t)mass & ((1u << LIMB_BITS) - 1)) * c.ties;
@@ -98,21 +136,38 @@ __device__ __forceinline__ void fill_bins(struct select_memory *m, const struct 
     __syncthreads();
 }
 
+/* share * total, share in [0, 1), rounded down or up without an error on the way: a share that falls on the edge of
+ * a candidate must not slip to the next. */
+__device__ __forceinline__ uint64_t share_of(double share, uint64_t total, bool up)
+{
+    int exponent;
+    uint64_t mantissa = (uint64_t)ldexp(frexp(share, &exponent), 53);
+    int shift = 53 - exponent; /* >= 53 */
+    uint64_t low = mantissa * total, high = __umul64hi(mantissa, total), units, rest;
+    if (shift < 64) {
+        units = high << (64 - shift) | low >> shift;
+        rest = low << (64 - shift);
+    } else {
+        units = shift < 128 ? high >> (shift - 64) : 0;
+        rest = low | (shift < 128 && shift > 64 ? high << (128 - shift) : shift >= 128 ? high : 0);
+    }
+    return units + (up && rest ? 1 : 0);
+}
+
 __device__ __forceinline__ uint64_t goal_of(const struct goal &goal, uint64_t total)
 {
     if (goal.kind == GOAL_COUNT)
         return goal.count;
-    double at = goal.share * (double)total;
-    uint64_t units = goal.kind == GOAL_TOP_P ? (uint64_t)ceil(at) : (uint64_t)floor(at) + 1;
+    uint64_t units = share_of(goal.share, total, goal.kind == GOAL_TOP_P) + (goal.kind == GOAL_DRAW);
     return units < 1 ? 1 : units < total ? units : total;
 }
 
 /* Where the descending walk over the candidates first reaches the goal. */
 __device__ struct found select_walk(struct select_memory *m, const struct candidates &c, struct goal goal)
 {
-    uint32_t prefix = 0;
+    struct prefix prefix = {0, 0};
     uint64_t want = 0;
-    for (int pass = 0; pass < SELECT_PASSES; pass++) {
+    for (int pass = 0; pass < PASSES; pass++) {
         fill_bins(m, c, goal.kind, prefix, pass);
         uint32_t high = SELECT_BINS - 1 - 2 * threadIdx.x;
         uint64_t a = bin_total(m, high), b = bin_total(m, high - 1), total;
@@ -124,12 +179,15 @@ __device__ struct found select_walk(struct select_memory *m, const struct candid
         else if (before + a < want && want <= before + a + b)
             m->found = {high - 1, before + a};
         __syncthreads();
-        prefix |= m->found.bin << select_shift(pass);
+        if (pass == 0)
+            prefix.linear = m->found.bin;
+        else
+            prefix.key |= m->found.bin << select_shift(pass - 1);
         want -= m->found.above;
         __syncthreads();
     }
-    uint64_t unit = goal.kind == GOAL_COUNT ? 1 : mass_of(c, value_of(prefix));
-    struct found found = {prefix, unit ? (want + unit - 1) / unit : 1};
+    uint64_t unit = goal.kind == GOAL_COUNT ? 1 : mass_of(c, value_of(prefix.key));
+    struct found found = {prefix.key, unit ? (want + unit - 1) / unit : 1};
     return found;
 }
 
@@ -185,6 +243,7 @@ __device__ uint32_t find_best(struct select_memory *m, const float *logits, uint
     int bad = 0;
     if (threadIdx.x == 0)
         m->best = 0;
+#pragma unroll 8
     for (uint32_t i = threadIdx.x; i < vocab; i += SELECT_THREADS) {
         float logit = logits[i];
         bad |= !(logit < INFINITY);

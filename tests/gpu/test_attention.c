@@ -277,6 +277,7 @@ static void test_attn_far(void)
 struct prompt {
     struct cache c;
     uint32_t group, tokens;
+    int hopper;
     float *q, *device_q;
 };
 
@@ -288,7 +289,8 @@ static float *run_prefill(const struct prompt *p, const struct cuda_span *spans,
                              .spans = gpu_upload(spans, count * sizeof *spans), .span_count = count,
                              .span_max = span_max, .row_count = p->c.rows,
                              .q_heads = p->c.kv_heads * p->group, .kv_heads = p->c.kv_heads,
-                             .head_dim = p->c.dim, .scale = 1 / sqrtf((float)p->c.dim)};
+                             .head_dim = p->c.dim, .scale = 1 / sqrtf((float)p->c.dim),
+                             .hopper = p->hopper};
     EXPECT(cuda_prefill(&f, NULL) == 0);
     return gpu_download(f.out, floats * 4);
 }
@@ -314,9 +316,11 @@ static void check_prefill(enum dtype type, uint32_t dim, uint32_t group)
     float *ref = gpu_host(count * 4);
     compute_attention(gpu_compute, ref, p.q, queries, (int)p.tokens, (int)(p.c.kv_heads * group),
                       (int)p.c.kv_heads, (int)dim, 1 / sqrtf((float)dim));
-    float *out = run_prefill(&p, whole, 3, 300);
-    gpu_compare("prefill", out, ref, count, type == DTYPE_F16 ? 2e-3 : 1e-2);
-    gpu_equal("prefill cut", run_prefill(&p, cut, 8, 128), out, count * 4);
+    for (p.hopper = 0; p.hopper <= cuda_prefill_hopper(0); p.hopper++) {
+        float *out = run_prefill(&p, whole, 3, 300);
+        gpu_compare(p.hopper ? "prefill hopper" : "prefill", out, ref, count, type == DTYPE_F16 ? 2e-3 : 1e-2);
+        gpu_equal("prefill cut", run_prefill(&p, cut, 8, 128), out, count * 4);
+    }
 }
 
 static void test_prefill(void)
