@@ -30,12 +30,12 @@ cuda: $(CUDA_BUILD)/libcompute_cuda.a $(CUDA_BUILD)/test_cuda $(CUDA_BUILD)/benc
 $(CUDA_BUILD)/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	@echo "  NVCC $<"
-	@$(NVCC) $(NVCCFLAGS) -MMD -MF $(@:.o=.d) -c $< -o $@
+	@$(NVCC) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 
 $(CUDA_BUILD)/%.c.o: %.c
 	@mkdir -p $(@D)
 	@echo "  CC   $<"
-	@$(CC) $(CPPFLAGS) $(CFLAGS) $(CFLAGS_CUDA_$(notdir $*)) -isystem $(CUDA_HOME)/include -MMD -c $< -o $@
+	@$(CC) $(CPPFLAGS) $(CFLAGS) $(CFLAGS_CUDA_$(notdir $*)) -isystem $(CUDA_HOME)/include -MMD -MP -c $< -o $@
 
 CFLAGS_CUDA_avx2 := -mavx2 -mfma -mf16c
 
