@@ -258,12 +258,12 @@ static uint32_t *spread_lists(uint64_t lists, uint32_t budget, uint32_t capacity
     return items;
 }
 
-/* Sequences of `capacity` positions; lists of `budget` (0: identity over all). Layers rotate. */
-static void bench_attn(const char *shape, uint32_t n, uint32_t capacity, uint32_t budget, bool slotted)
+/* Sequences of `capacity` positions; lists of `budget` (0: identity over the first `used`). Layers rotate. */
+static void bench_attn(const char *shape, uint32_t n, uint32_t capacity, uint32_t budget, bool slotted, uint32_t used)
 {
     static struct attn b;
     uint32_t pages = capacity / PAGE, list = budget ? budget : capacity;
-    uint64_t page_bytes = (uint64_t)KV_HEADS * PAGE * PIECE, moved = (uint64_t)n * KV_HEADS * list * PIECE;
+    uint64_t page_bytes = (uint64_t)KV_HEADS * PAGE * PIECE, moved = (uint64_t)n * KV_HEADS * used * PIECE;
     uint64_t one = n * (uint64_t)pages * page_bytes, sets = (1ull << 30) / moved + 1;
     b.sets = (int)(sets < SETS_MAX && sets * one < (40ull << 30) ? sets : (40ull << 30) / one + 1);
     b.sets = b.sets < SETS_MAX ? b.sets : SETS_MAX;
@@ -273,7 +273,7 @@ static void bench_attn(const char *shape, uint32_t n, uint32_t capacity, uint32_
     uint32_t *items = budget ? spread_lists((uint64_t)n * KV_HEADS, budget, capacity) : NULL;
     uint32_t *counts = (uint32_t *)malloc(n * KV_HEADS * 4);
     for (uint32_t i = 0; i < n * KV_HEADS; i++)
-        counts[i] = list;
+        counts[i] = used;
     struct cuda_attn a = {};
     a.kv.base = pool;
     a.kv.device_bytes = one * b.sets;
@@ -309,12 +309,13 @@ static void bench_attn(const char *shape, uint32_t n, uint32_t capacity, uint32_
 
 static void bench_attention(void)
 {
-    bench_attn("32 seq, 2048 of 32K, paged", 32, 32768, 2048, false);
-    bench_attn("32 seq, 2048 of 3072 slots", 32, 3072, 2048, true);
-    bench_attn("8 seq, 2048 of 16K, paged", 8, 16384, 2048, false);
-    bench_attn("1 seq, 2048 of 32K, paged", 1, 32768, 2048, false);
-    bench_attn("32 seq, full 8K", 32, 8192, 0, false);
-    bench_attn("1 seq, full 128K", 1, 131072, 0, false);
+    bench_attn("32 seq, 2048 of 32K, paged", 32, 32768, 2048, false, 2048);
+    bench_attn("32 seq, 2048 of 3072 slots", 32, 3072, 2048, true, 2048);
+    bench_attn("8 seq, 2048 of 16K, paged", 8, 16384, 2048, false, 2048);
+    bench_attn("1 seq, 2048 of 32K, paged", 1, 32768, 2048, false, 2048);
+    bench_attn("32 seq, full 8K", 32, 8192, 0, false, 8192);
+    bench_attn("1 seq, full 128K", 1, 131072, 0, false, 131072);
+    bench_attn("32 seq, full 2K, sized for 32K", 32, 32768, 0, false, 2048);
 }
 
 struct prefill {

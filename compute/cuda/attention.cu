@@ -5,8 +5,8 @@
  * read once. A second kernel merges parts in the order of chunks. The order of operations depends on the list's
  * length alone.
  *
- * A warp keeps the next 16 pieces in flight to its own part of shared memory while it works on 16 (rows.cuh); it knows
- * its pieces' addresses before it starts. Products run on tensor cores; q and the softmax weights are given as
+ * A warp keeps the next 16 pieces in flight to its own part of shared memory while it works on 16 (rows.cuh). The grid
+ * fills the chip once; blocks go from item to item and look up the next one's addresses on the way. Products run on tensor cores; q and the softmax weights are given as
  * two 16-bit numbers each, so the result is close to that of f32. Stateless. */
 #include "compute/cuda/rows.cuh"
 
@@ -122,32 +122,89 @@ __device__ __forceinline__ void add_values(struct running<DIM> *state, const uin
     }
 }
 
-/* One warp's entries: list[0 .. count). */
-template <bool BF16, int DIM>
-__device__ __forceinline__ void walk(struct running<DIM> *state, struct stage<DIM * 4> *ring, const uint32_t (*q)[4],
-                                     const uint8_t *base, const uint64_t *offset, uint32_t count, float scale)
+/* One block's work: a chunk of the list of one (query, KV head). Every warp finds it by itself. */
+struct item {
+    uint64_t index; /* of all; past the end: no item */
+    uint32_t chunk, head, query;
+    uint32_t count;  /* entries of the chunk that the warp takes */
+    uint32_t filled; /* entries of the chunk */
+};
+
+/* The grid's size and shape: items in the order chunk, head, query. */
+struct work {
+    uint32_t chunks;
+    uint64_t items;
+};
+
+/* The first item with entries from `index` on, in steps of the grid: 32 candidates at a time, one a lane, since a launch
+ * is sized for the longest list that may come. */
+__device__ __forceinline__ struct item find_item(const struct cuda_attn &a, const struct work &work, uint64_t index)
 {
-#pragma unroll
-    for (int s = 0; s < STAGES; s++)
-        fetch_rows<DIM * 4>(&ring[s], base, offset, s, count);
-#pragma unroll
-    for (int s = 0; s < STEPS; s++) {
-        if (s * STAGE_ROWS >= count)
-            break;
-        copy_wait<STAGES - 1>();
-        __syncwarp();
-        float scores[4];
-        uint32_t p[4];
-        score_rows<BF16, DIM, DIM * 4>(scores, q, &ring[s % STAGES]);
-        add_weights<BF16, DIM>(state, p, scores, s, count, scale);
-        add_values<BF16, DIM>(state, p, &ring[s % STAGES]);
-        __syncwarp();
-        if (s + STAGES < STEPS)
-            fetch_rows<DIM * 4>(&ring[s % STAGES], base, offset, s + STAGES, count);
-        else
-            copy_commit();
+    uint32_t lane = threadIdx.x % 32;
+    struct item item = {work.items, 0, 0, 0, 0, 0};
+    for (; index < work.items; index += 32ull * gridDim.x) {
+        uint64_t mine = index + (uint64_t)lane * gridDim.x;
+        uint32_t list = (uint32_t)(mine / work.chunks), begin = (uint32_t)(mine % work.chunks) * CHUNK, count = 0;
+        if (mine < work.items)
+            count = list_of(a, list / a.kv_heads, list % a.kv_heads).count;
+        uint32_t real = __ballot_sync(FULL_WARP, begin < count);
+        if (!real)
+            continue;
+        uint32_t from = __ffs(real) - 1, first = threadIdx.x / 32 * WARP_ENTRIES;
+        item.index = index + (uint64_t)from * gridDim.x;
+        list = __shfl_sync(FULL_WARP, list, from);
+        item.query = list / a.kv_heads;
+        item.head = list % a.kv_heads;
+        item.chunk = __shfl_sync(FULL_WARP, begin, from) / CHUNK;
+        item.filled = min(__shfl_sync(FULL_WARP, count, from) - item.chunk * CHUNK, (uint32_t)CHUNK);
+        item.count = first < item.filled ? min(item.filled - first, (uint32_t)WARP_ENTRIES) : 0;
+        break;
     }
-    copy_wait<0>();
+    return item;
+}
+
+/* List entries of the warp: lane l those of rows l and l + 32. */
+__device__ __forceinline__ void load_entries(uint32_t *ret_entry, const struct cuda_attn &a, const struct item &item,
+                                             bool real)
+{
+    uint32_t lane = threadIdx.x % 32, first = item.chunk * CHUNK + threadIdx.x / 32 * WARP_ENTRIES;
+    struct list list = list_of(a, item.query, item.head);
+#pragma unroll
+    for (int i = 0; i < WARP_ENTRIES / 32; i++) {
+        uint32_t at = first + min(i * 32 + lane, item.count - 1);
+        ret_entry[i] = real && item.count && list.item ? list.item[at] : at;
+    }
+}
+
+__device__ __forceinline__ void load_offsets(uint64_t *ret_offset, const struct cuda_attn &a, const struct item &item,
+                                             const uint32_t *entry, bool real)
+{
+    uint32_t row = real && a.rows ? a.rows[item.query] : item.query;
+    bool valid;
+#pragma unroll
+    for (int i = 0; i < WARP_ENTRIES / 32; i++)
+        ret_offset[i] = real && item.count
+                            ? piece_offset(a.kv, a.kv.at + row * a.kv.row_stride, item.head, entry[i], &valid)
+                            : 0;
+}
+
+/* One step of 16 entries; then starts the copy that takes its stage next. */
+template <bool BF16, int DIM>
+__device__ __forceinline__ void take_step(struct running<DIM> *state, struct stage<DIM * 4> *ring, const uint32_t (*q)[4],
+                                          const uint8_t *base, const uint64_t *offset, int s, uint32_t count, float scale)
+{
+    copy_wait<STAGES - 1>();
+    __syncwarp();
+    float scores[4];
+    uint32_t p[4];
+    score_rows<BF16, DIM, DIM * 4>(scores, q, &ring[s % STAGES]);
+    add_weights<BF16, DIM>(state, p, scores, s, count, scale);
+    add_values<BF16, DIM>(state, p, &ring[s % STAGES]);
+    __syncwarp();
+    if (s + STAGES < STEPS)
+        fetch_rows<DIM * 4>(&ring[s % STAGES], base, offset, s + STAGES, count);
+    else
+        copy_commit();
 }
 
 /* Merges the parts of the warps that had entries, in their order. */
@@ -190,38 +247,47 @@ __device__ __forceinline__ void leave_state(struct block_state<DIM> *block, cons
     }
 }
 
+/* The next item's addresses are looked up while this one's pieces are on their way: three loads that wait for each
+ * other would otherwise be a fifth of the time. */
 template <bool BF16, int DIM>
-__global__ void __launch_bounds__(THREADS, RESIDENT) attn_part_kernel(struct cuda_attn a, uint32_t chunks)
+__global__ void __launch_bounds__(THREADS, RESIDENT) attn_part_kernel(struct cuda_attn a, struct work work)
 {
     extern __shared__ __align__(128) uint8_t raw_memory[];
     union block_memory<DIM> *memory = (union block_memory<DIM> *)raw_memory;
-    uint32_t chunk = blockIdx.x, head = blockIdx.y, query = blockIdx.z, group = a.q_heads / a.kv_heads;
-    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    struct list list = list_of(a, query, head);
-    if (chunk * CHUNK >= list.count)
-        return;
-    uint32_t in_chunk = min(list.count - chunk * CHUNK, (uint32_t)CHUNK), first = warp * WARP_ENTRIES;
-    uint32_t count = first < in_chunk ? min(in_chunk - first, (uint32_t)WARP_ENTRIES) : 0;
-    const uint64_t *at = a.kv.at + list.row * a.kv.row_stride;
+    uint32_t group = a.q_heads / a.kv_heads, row = threadIdx.x % 32 / 4;
+    struct stage<DIM * 4> *ring = memory->ring[threadIdx.x / 32];
+    struct item item = find_item(a, work, blockIdx.x);
+    uint32_t entry[WARP_ENTRIES / 32];
     uint64_t offset[WARP_ENTRIES / 32];
+    bool real = item.index < work.items;
+    load_entries(entry, a, item, real);
+    load_offsets(offset, a, item, entry, real);
+    while (real) {
 #pragma unroll
-    for (int i = 0; i < WARP_ENTRIES / 32; i++) {
-        uint32_t entry = chunk * CHUNK + first + min(i * 32 + lane, count - 1);
-        bool valid;
-        offset[i] = count ? piece_offset(a.kv, at, head, list.item ? list.item[entry] : entry, &valid) : 0;
+        for (int s = 0; s < STAGES; s++)
+            fetch_rows<DIM * 4>(&ring[s], a.kv.base, offset, s, item.count);
+        uint32_t q[DIM / 16][4];
+        load_query<BF16, DIM>(q, a.q + item.query * a.q_stride + (uint64_t)(item.head * group + row) * DIM, row < group,
+                              threadIdx.x % 4);
+        struct item next = find_item(a, work, item.index + gridDim.x);
+        bool next_real = next.index < work.items;
+        load_entries(entry, a, next, next_real);
+        struct running<DIM> state = {-INFINITY, 0, {}};
+#pragma unroll
+        for (int s = 0; s < STEPS && s * STAGE_ROWS < item.count; s++)
+            take_step<BF16, DIM>(&state, ring, q, a.kv.base, offset, s, item.count, a.scale);
+        copy_wait<0>();
+        load_offsets(offset, a, next, entry, next_real);
+        __syncthreads();
+        if (item.count)
+            leave_state<DIM>(&memory->state, &state);
+        __syncthreads();
+        uint64_t part = ((uint64_t)item.query * a.kv_heads + item.head) * work.chunks + item.chunk;
+        write_part<DIM>(a.work + part * part_floats(group, DIM), &memory->state, group, item.filled);
+        __syncthreads();
+        item = next;
+        real = next_real;
     }
-    struct running<DIM> state = {-INFINITY, 0, {}};
-    if (count) {
-        uint32_t q[DIM / 16][4], row = lane / 4;
-        load_query<BF16, DIM>(q, a.q + query * a.q_stride + (uint64_t)(head * group + row) * DIM, row < group, lane % 4);
-        walk<BF16, DIM>(&state, memory->ring[warp], q, a.kv.base, offset, count, a.scale);
-    }
-    __syncthreads();
-    if (count)
-        leave_state<DIM>(&memory->state, &state);
-    __syncthreads();
-    uint64_t part = ((uint64_t)query * a.kv_heads + head) * chunks + chunk;
-    write_part<DIM>(a.work + part * part_floats(group, DIM), &memory->state, group, in_chunk);
 }
 
 /* One block a (query, KV head, query head of the group): COMBINE_GROUPS ranges of chunks, then the ranges. */
@@ -273,14 +339,18 @@ __global__ void __launch_bounds__(DIM *COMBINE_GROUPS) attn_combine_kernel(struc
 
 template <bool BF16, int DIM> static int launch(const struct cuda_attn *a, cudaStream_t stream)
 {
-    uint32_t chunks = ceil_div(a->list_max, CHUNK);
-    dim3 grid(chunks, a->kv_heads, a->n), merge(a->q_heads, a->n);
-    int bytes = (int)sizeof(union block_memory<DIM>);
+    struct work work = {ceil_div(a->list_max, CHUNK), 0};
+    work.items = (uint64_t)work.chunks * a->kv_heads * a->n;
+    int bytes = (int)sizeof(union block_memory<DIM>), device = 0, processors = 0;
     if (cudaFuncSetAttribute(attn_part_kernel<BF16, DIM>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) !=
-        cudaSuccess)
+            cudaSuccess ||
+        cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
         return -EIO;
-    attn_part_kernel<BF16, DIM><<<grid, THREADS, bytes, stream>>>(*a, chunks);
-    attn_combine_kernel<DIM><<<merge, DIM * COMBINE_GROUPS, 0, stream>>>(*a, chunks);
+    uint64_t blocks = (uint64_t)processors * RESIDENT;
+    dim3 grid((unsigned)(work.items < blocks ? work.items : blocks)), merge(a->q_heads, a->n);
+    attn_part_kernel<BF16, DIM><<<grid, THREADS, bytes, stream>>>(*a, work);
+    attn_combine_kernel<DIM><<<merge, DIM * COMBINE_GROUPS, 0, stream>>>(*a, work.chunks);
     return launch_status();
 }
 

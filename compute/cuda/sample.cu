@@ -8,7 +8,7 @@
 #include "compute/cuda/random.cuh"
 #include "compute/cuda/select.cuh"
 
-enum { LIMB_BITS = 14, LIMBS = 3, PENALTY_THREADS = 256, PASSES = 1 + SELECT_PASSES };
+enum { LIMB_BITS = 14, LIMBS = 3, PENALTY_THREADS = 256, PASSES = 1 + SELECT_PASSES, LIST = 2048 };
 
 #define MASS_ONE ((1ull << (LIMB_BITS * LIMBS)) - 1)
 
@@ -17,18 +17,18 @@ struct candidates {
     const float *logits;
     uint32_t vocab;
     float best;
-    double least;       /* logits below weigh nothing (min_p) */
-    double temperature; /* of the weights */
+    double least;   /* logits below weigh nothing (min_p) */
+    double inverse; /* 1 / temperature of the weights */
     uint32_t cut, ties; /* keys above `cut`, and the first `ties` of exactly this key; cut 0: all */
 };
 
 /* The search: by count, or by mass up to a share of the total. */
-enum goal_kind { GOAL_COUNT, GOAL_TOP_P, GOAL_DRAW };
+enum goal_kind { GOAL_COUNT, GOAL_MASS, GOAL_TOP_P, GOAL_DRAW };
 
 struct goal {
     enum goal_kind kind;
-    double share; /* top_p, or the random number */
-    uint64_t count;
+    double share;   /* top_p, or the random number */
+    uint64_t units; /* COUNT, MASS: what to reach */
 };
 
 struct found {
@@ -42,14 +42,17 @@ struct select_memory {
     struct select_found found;
     uint32_t id;
     uint64_t best;
+    float list[LIST]; /* the logits that a first digit left, in order of ids */
+    uint32_t list_id[LIST];
 };
 
 __device__ __forceinline__ uint64_t mass_of(const struct candidates &c, float logit)
 {
-    /* e^-30 is less than half a unit: most of a vocabulary needs no exponential. */
-    if (!((double)logit - c.best > -30.0 * c.temperature) || logit < c.least)
+    /* e^-30 is less than half a unit: much of a vocabulary needs no exponential. */
+    double x = ((double)logit - c.best) * c.inverse;
+    if (!(x > -30.0) || logit < c.least)
         return 0;
-    uint64_t mass = (uint64_t)__double2ll_rn(exp(((double)logit - c.best) / c.temperature) * 0x1p42);
+    uint64_t mass = (uint64_t)__double2ll_rn(exp(x) * 0x1p42);
     return mass < MASS_ONE ? mass : MASS_ONE;
 }
 
@@ -156,10 +159,30 @@ __device__ __forceinline__ uint64_t share_of(double share, uint64_t total, bool 
 
 __device__ __forceinline__ uint64_t goal_of(const struct goal &goal, uint64_t total)
 {
-    if (goal.kind == GOAL_COUNT)
-        return goal.count;
+    if (goal.kind == GOAL_COUNT || goal.kind == GOAL_MASS)
+        return goal.units;
     uint64_t units = share_of(goal.share, total, goal.kind == GOAL_TOP_P) + (goal.kind == GOAL_DRAW);
     return units < 1 ? 1 : units < total ? units : total;
+}
+
+/* One digit: the bin in which the goal is reached, and the total of the bins above. *ret_total: of all candidates. */
+__device__ struct select_found select_digit(struct select_memory *m, const struct candidates &c, const struct goal &goal,
+                                            struct prefix prefix, int pass, uint64_t *want)
+{
+    fill_bins(m, c, goal.kind, prefix, pass);
+    uint32_t high = SELECT_BINS - 1 - 2 * threadIdx.x;
+    uint64_t a = bin_total(m, high), b = bin_total(m, high - 1), total;
+    uint64_t before = block_scan(a + b, m->scan[pass & 1], &total);
+    if (pass == 0)
+        *want = goal_of(goal, total);
+    if (before < *want && *want <= before + a)
+        m->found = {high, before};
+    else if (before + a < *want && *want <= before + a + b)
+        m->found = {high - 1, before + a};
+    __syncthreads();
+    struct select_found found = m->found;
+    __syncthreads();
+    return found;
 }
 
 /* Where the descending walk over the candidates first reaches the goal. */
@@ -168,27 +191,62 @@ __device__ struct found select_walk(struct select_memory *m, const struct candid
     struct prefix prefix = {0, 0};
     uint64_t want = 0;
     for (int pass = 0; pass < PASSES; pass++) {
-        fill_bins(m, c, goal.kind, prefix, pass);
-        uint32_t high = SELECT_BINS - 1 - 2 * threadIdx.x;
-        uint64_t a = bin_total(m, high), b = bin_total(m, high - 1), total;
-        uint64_t before = block_scan(a + b, m->scan[pass & 1], &total);
+        struct select_found found = select_digit(m, c, goal, prefix, pass, &want);
         if (pass == 0)
-            want = goal_of(goal, total);
-        if (before < want && want <= before + a)
-            m->found = {high, before};
-        else if (before + a < want && want <= before + a + b)
-            m->found = {high - 1, before + a};
-        __syncthreads();
-        if (pass == 0)
-            prefix.linear = m->found.bin;
+            prefix.linear = found.bin;
         else
-            prefix.key |= m->found.bin << select_shift(pass - 1);
-        want -= m->found.above;
-        __syncthreads();
+            prefix.key |= found.bin << select_shift(pass - 1);
+        want -= found.above;
     }
     uint64_t unit = goal.kind == GOAL_COUNT ? 1 : mass_of(c, value_of(prefix.key));
     struct found found = {prefix.key, unit ? (want + unit - 1) / unit : 1};
     return found;
+}
+
+/* Copies the candidates from linear bin `least` up to the list; false where they are too many. */
+__device__ bool fill_list(struct select_memory *m, const struct candidates &c, uint32_t least, uint32_t *ret_count)
+{
+    enum { EACH = 4 };
+    uint64_t used = 0;
+    int parity = 0;
+    for (uint32_t base = 0; base < c.vocab && used <= LIST; base += SELECT_THREADS * EACH, parity ^= 1) {
+        uint32_t first = base + threadIdx.x * EACH, mine = 0;
+        float logit[EACH];
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+            logit[e] = first + e < c.vocab ? c.logits[first + e] : -INFINITY;
+            mine += first + e < c.vocab && linear_bin(c, logit[e]) >= least;
+        }
+        uint64_t all, at = used + block_scan(mine, m->scan[parity], &all);
+#pragma unroll
+        for (int e = 0; e < EACH; e++)
+            if (first + e < c.vocab && linear_bin(c, logit[e]) >= least) {
+                if (at < LIST) {
+                    m->list[at] = logit[e];
+                    m->list_id[at] = first + e;
+                }
+                at++;
+            }
+        used += all;
+    }
+    __syncthreads();
+    *ret_count = (uint32_t)used;
+    return used <= LIST;
+}
+
+/* The first digit leaves few candidates of a vocabulary that is not flat: the rest of the work is theirs alone. */
+__device__ void narrow(struct select_memory *m, struct candidates *c, struct goal *goal)
+{
+    struct prefix none = {0, 0};
+    uint64_t want = 0;
+    struct select_found found = select_digit(m, *c, *goal, none, 0, &want);
+    uint32_t count;
+    if (!fill_list(m, *c, found.bin, &count))
+        return;
+    c->logits = m->list;
+    c->vocab = count;
+    if (goal->kind == GOAL_TOP_P)
+        *goal = {GOAL_MASS, 0, want};
 }
 
 /* Id of the nth logit of exactly this key, in order of ids. */
@@ -239,17 +297,31 @@ __device__ uint32_t draw_by_id(struct select_memory *m, const struct candidates 
 /* Best logit, ties to the lower id; *ret_bad where no choice can be made. */
 __device__ uint32_t find_best(struct select_memory *m, const float *logits, uint32_t vocab, bool *ret_bad)
 {
-    uint64_t best = 0;
+    float most = -INFINITY;
+    uint32_t id = UINT32_MAX;
     int bad = 0;
     if (threadIdx.x == 0)
         m->best = 0;
-#pragma unroll 8
-    for (uint32_t i = threadIdx.x; i < vocab; i += SELECT_THREADS) {
-        float logit = logits[i];
-        bad |= !(logit < INFINITY);
-        uint64_t mine = (uint64_t)key_of(logit) << 32 | (uint32_t)~i;
-        best = mine > best ? mine : best;
+    uint32_t quads = ((uintptr_t)logits & 15) == 0 ? vocab / 4 : 0;
+#pragma unroll 4
+    for (uint32_t i = threadIdx.x; i < quads; i += SELECT_THREADS) {
+        float4 v = ((const float4 *)logits)[i];
+        bad |= !(v.x < INFINITY && v.y < INFINITY && v.z < INFINITY && v.w < INFINITY);
+        if (v.x > most)
+            most = v.x, id = 4 * i;
+        if (v.y > most)
+            most = v.y, id = 4 * i + 1;
+        if (v.z > most)
+            most = v.z, id = 4 * i + 2;
+        if (v.w > most)
+            most = v.w, id = 4 * i + 3;
     }
+    for (uint32_t i = quads * 4 + threadIdx.x; i < vocab; i += SELECT_THREADS) {
+        bad |= !(logits[i] < INFINITY);
+        if (logits[i] > most)
+            most = logits[i], id = i;
+    }
+    uint64_t best = (uint64_t)key_of(most) << 32 | (uint32_t)~id;
     for (int step = 16; step; step >>= 1) {
         uint64_t other = __shfl_xor_sync(FULL_WARP, best, step);
         best = other > best ? other : best;
@@ -269,22 +341,23 @@ __device__ uint32_t draw(struct select_memory *m, struct candidates c, const str
     double least = p.min_p > 0 ? c.best + log((double)p.min_p) : -INFINITY;
     if (!limited && p.top_p >= 1) {
         c.least = least;
-        c.temperature = p.temperature;
+        c.inverse = 1.0 / p.temperature;
         return draw_by_id(m, c, unit);
     }
-    if (limited) {
-        struct found found = select_walk(m, c, {GOAL_COUNT, 0, p.top_k});
-        c.cut = found.key;
-        c.ties = (uint32_t)found.nth;
-    }
-    if (p.top_p < 1) {
-        struct found found = select_walk(m, c, {GOAL_TOP_P, p.top_p, 0});
+    struct goal goal = {limited ? GOAL_COUNT : GOAL_TOP_P, p.top_p, p.top_k};
+    narrow(m, &c, &goal);
+    struct found found = select_walk(m, c, goal);
+    c.cut = found.key;
+    c.ties = (uint32_t)found.nth;
+    if (limited && p.top_p < 1) {
+        found = select_walk(m, c, {GOAL_TOP_P, p.top_p, 0});
         c.cut = found.key;
         c.ties = (uint32_t)found.nth;
     }
     c.least = least;
-    c.temperature = p.temperature;
-    return nth_of_key(m, c, select_walk(m, c, {GOAL_DRAW, unit, 0}));
+    c.inverse = 1.0 / p.temperature;
+    uint32_t at = nth_of_key(m, c, select_walk(m, c, {GOAL_DRAW, unit, 0}));
+    return c.logits == m->list ? m->list_id[at] : at;
 }
 
 __global__ void __launch_bounds__(SELECT_THREADS) sample_kernel(struct cuda_sample s)
