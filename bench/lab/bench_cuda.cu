@@ -1,9 +1,10 @@
-/* Times every CUDA operator at the shapes of an 8B model (32 query heads, 8 KV heads, head_dim 128, batch 32) and
- * gives each time's share of its floor: bytes over the copy bandwidth, or over the link rate, both measured in the
- * same run. `bench_cuda [--quick] [name ...]`.
+/* Times every CUDA operator at the shapes of an 8B model (32 query heads, 8 KV heads, head_dim 128, batch
+ * 32) and gives each time's share of its floor: bytes over the copy bandwidth, or over the link rate, both
+ * measured in the same run. `bench_cuda [--quick] [name ...]`.
  *
- * An operator is captured into a graph of several launches, over rotating inputs where one set would stay in the
- * cache; the figure is the median of the graph's runs over its launches. Inputs are random, never zero. */
+ * An operator is captured into a graph of several launches, over rotating inputs where one set would stay
+ * in the cache; the figure is the median of the graph's runs over its launches. Inputs are random, never
+ * zero. */
 #include <cublasLt.h>
 #include <cuda_runtime.h>
 #include <math.h>
@@ -184,7 +185,8 @@ static int launch_kernel_copy(void *arg, int index)
 {
     (void)index;
     struct copy *c = (struct copy *)arg;
-    copy_words<<<(unsigned)(c->bytes / 16 / 1024), 256, 0, stream>>>((uint4 *)c->to, (uint4 *)c->from, c->bytes / 16);
+    copy_words<<<(unsigned)(c->bytes / 16 / 1024), 256, 0, stream>>>((uint4 *)c->to, (uint4 *)c->from,
+                                                                     c->bytes / 16);
     return (int)cudaGetLastError();
 }
 
@@ -192,11 +194,13 @@ static int launch_read(void *arg, int index)
 {
     (void)index;
     struct copy *c = (struct copy *)arg;
-    read_words<<<(unsigned)(c->bytes / 16 / 2048), 256, 0, stream>>>((uint4 *)c->to, (uint4 *)c->from, c->bytes / 16);
+    read_words<<<(unsigned)(c->bytes / 16 / 2048), 256, 0, stream>>>((uint4 *)c->to, (uint4 *)c->from,
+                                                                     c->bytes / 16);
     return (int)cudaGetLastError();
 }
 
-/* The copy rate is the better of the library's and a kernel's: inside a graph the library may use a copy engine. */
+/* The copy rate is the better of the library's and a kernel's: inside a graph the library may use a copy
+ * engine. */
 static void measure_ceilings(void)
 {
     uint64_t bytes = 4ull << 30;
@@ -213,7 +217,8 @@ static void measure_ceilings(void)
     link_back_rate = (double)back.bytes / median_seconds(launch_copy, &back, 1);
     cudaFree(c.to);
     cudaFree(c.from);
-    printf("copy (read and written): library %.2f, kernel %.2f TB/s; read only %.2f TB/s; link %.1f GB/s in, %.1f out\n",
+    printf("copy (read and written): library %.2f, kernel %.2f TB/s; read only %.2f TB/s; link %.1f GB/s in, "
+           "%.1f out\n",
            library / 1e12, kernel / 1e12, read / 1e12, link_rate / 1e9, link_back_rate / 1e9);
 }
 
@@ -259,7 +264,8 @@ static uint32_t *spread_lists(uint64_t lists, uint32_t budget, uint32_t capacity
 }
 
 /* Sequences of `capacity` positions; lists of `budget` (0: identity over the first `used`). Layers rotate. */
-static void bench_attn(const char *shape, uint32_t n, uint32_t capacity, uint32_t budget, bool slotted, uint32_t used)
+static void bench_attn(const char *shape, uint32_t n, uint32_t capacity, uint32_t budget, bool slotted,
+                       uint32_t used)
 {
     static struct attn b;
     uint32_t pages = capacity / PAGE, list = budget ? budget : capacity;
@@ -359,8 +365,9 @@ static void bench_prefill(void)
         double flop = 4.0 * DIM * Q_HEADS * pairs * spans;
         for (b.p.hopper = 0; b.p.hopper <= cuda_prefill_hopper(0); b.p.hopper++) {
             double seconds = median_seconds(launch_prefill, &b, 1);
-            printf("prefill%s  %u x %u tokens after %u: %.3f ms, %.0f TFLOP/s\n", b.p.hopper ? " hopper" : "       ",
-                   spans, tokens, before, seconds * 1e3, flop / seconds / 1e12);
+            printf("prefill%s  %u x %u tokens after %u: %.3f ms, %.0f TFLOP/s\n",
+                   b.p.hopper ? " hopper" : "       ", spans, tokens, before, seconds * 1e3,
+                   flop / seconds / 1e12);
         }
         cudaFree(b.p.kv.base), cudaFree((void *)b.p.kv.at), cudaFree(b.p.out), cudaFree((void *)b.p.q);
         cudaFree((void *)b.p.spans);
@@ -392,7 +399,8 @@ static int launch_matmul(void *arg, int index)
 
 static void bench_products(void)
 {
-    static const uint32_t shapes[][2] = {{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}, {128256, 4096}};
+    static const uint32_t shapes[][2] = {
+        {6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}, {128256, 4096}};
     static const uint32_t tokens[] = {1, 2, 4, 8, 32, 512};
     static struct products b;
     size_t workspace_bytes = 32 << 20;
@@ -491,7 +499,8 @@ static void bench_rows_of(uint32_t n)
     void *out = device((uint64_t)n * INNER * 2), *device_ids = upload(ids, n * 4);
     b.norm = {out, DTYPE_BF16, x, add, weight, DTYPE_F32, n, HIDDEN, 1e-5f};
     b.swiglu = {out, DTYPE_BF16, both, both + INNER, 2 * INNER, n, INNER};
-    b.angles = {(float *)device(n * DIM * 4ull), (uint32_t *)device_ids, random_floats(DIM / 2, 0.1f), n, DIM, 1};
+    b.angles = {
+        (float *)device(n * DIM * 4ull), (uint32_t *)device_ids, random_floats(DIM / 2, 0.1f), n, DIM, 1};
     b.rope = {qkv, DTYPE_F32, QKV, b.angles.table, n, Q_HEADS + KV_HEADS, DIM, DIM, 0};
     b.embed = {out, DTYPE_BF16, random_bf16(16384ull * HIDDEN), 16384, HIDDEN, (uint32_t *)device_ids, n};
     b.write.kv.base = (uint8_t *)device(pages * page_bytes);
@@ -513,7 +522,8 @@ static void bench_rows_of(uint32_t n)
     report("embed", shape, median_seconds(launch_embed, &b, LAUNCHES), floats * HIDDEN);
     report("kv_write", shape, median_seconds(launch_write, &b, LAUNCHES), floats * KV_HEADS * DIM * 3);
     cudaFree(x), cudaFree(add), cudaFree(both), cudaFree(qkv), cudaFree(weight), cudaFree(out);
-    cudaFree(device_ids), cudaFree(b.angles.table), cudaFree((void *)b.embed.table), cudaFree(b.write.kv.base);
+    cudaFree(device_ids), cudaFree(b.angles.table), cudaFree((void *)b.embed.table),
+        cudaFree(b.write.kv.base);
     free(ids), free(at);
 }
 
@@ -535,7 +545,8 @@ static void bench_retrieval(uint32_t n, uint32_t count, uint32_t k)
 {
     enum { CHUNK = 1024 };
     uint32_t chunks = count / CHUNK, *counts = (uint32_t *)malloc(n * 4);
-    uint64_t chunk_bytes = (uint64_t)KV_HEADS * CHUNK * DIM * 2, *at = permuted((uint64_t)n * chunks, chunk_bytes);
+    uint64_t chunk_bytes = (uint64_t)KV_HEADS * CHUNK * DIM * 2,
+             *at = permuted((uint64_t)n * chunks, chunk_bytes);
     char shape[64];
     for (uint32_t i = 0; i < n; i++)
         counts[i] = count;
@@ -551,11 +562,13 @@ static void bench_retrieval(uint32_t n, uint32_t count, uint32_t k)
     r.q = random_floats(n * Q_HEADS * DIM, 2);
     r.q_stride = Q_HEADS * DIM;
     r.counts = (uint32_t *)upload(counts, n * 4);
-    r.row_count = n, r.count_max = count, r.n = n, r.q_heads = Q_HEADS, r.kv_heads = KV_HEADS, r.head_dim = DIM;
+    r.row_count = n, r.count_max = count, r.n = n, r.q_heads = Q_HEADS, r.kv_heads = KV_HEADS,
+    r.head_dim = DIM;
     r.scale = 0.0884f;
     r.work = (float *)device(cuda_retrieval_work_bytes(n, Q_HEADS, count));
     snprintf(shape, sizeof shape, "%u seq x %u heads x %u keys", n, KV_HEADS, count);
-    report("retrieval", shape, median_seconds(launch_retrieval, &r, 2), (double)(n * chunks * chunk_bytes) / copy_rate);
+    report("retrieval", shape, median_seconds(launch_retrieval, &r, 2),
+           (double)(n * chunks * chunk_bytes) / copy_rate);
     struct cuda_topk t = {};
     t.index = (uint32_t *)device((uint64_t)n * KV_HEADS * k * 4);
     t.index_stride = k;
@@ -580,19 +593,29 @@ static int launch_sample(void *arg, int index)
 static void bench_sample(void)
 {
     enum { VOCAB = 128256, N = 32 };
-    static const struct cuda_sample_params kinds[] = {
-        {0, 1, 0, 0, 1, 2, 3, 0}, {0.7f, 0.95f, 0, 0, 1, 2, 3, 0}, {0.7f, 0.95f, 0, 40, 1, 2, 3, 0}, {1, 1, 0, 0, 1, 2, 3, 0}};
+    static const struct cuda_sample_params kinds[] = {{0, 1, 0, 0, 1, 2, 3, 0},
+                                                      {0.7f, 0.95f, 0, 0, 1, 2, 3, 0},
+                                                      {0.7f, 0.95f, 0, 40, 1, 2, 3, 0},
+                                                      {1, 1, 0, 0, 1, 2, 3, 0}};
     static const char *const names[] = {"greedy", "top_p 0.95", "top_k 40, top_p 0.95", "whole vocabulary"};
     float *logits = random_floats((uint64_t)N * VOCAB, 3);
     char shape[64];
-    for (int i = 0; i < 8; i++) {
-        uint32_t n = i < 4 ? N : 1;
+    for (int i = 0; i < 9; i++) {
+        uint32_t n = i < 4 || i == 8 ? (uint32_t)N : 1;
+        /* The last: 1000 likely tokens above the rest, as a model that knows what it says. */
+        for (int t = 0; t < N && i == 8; t++)
+            fill_normal<<<1, 256, 0, stream>>>(logits + (uint64_t)t * VOCAB + 5000, 1000, 9u + t, 12);
         struct cuda_sample_params params[N];
         for (int t = 0; t < N; t++)
-            params[t] = kinds[i % 4];
-        struct cuda_sample s = {(int32_t *)device(N * 4), logits, VOCAB,
-                                (struct cuda_sample_params *)upload(params, sizeof params), n, VOCAB};
-        snprintf(shape, sizeof shape, "%s, %u x %u", names[i % 4], n, VOCAB);
+            params[t] = kinds[i == 8 ? 1 : i % 4];
+        struct cuda_sample s = {(int32_t *)device(N * 4),
+                                logits,
+                                VOCAB,
+                                (struct cuda_sample_params *)upload(params, sizeof params),
+                                n,
+                                VOCAB};
+        snprintf(shape, sizeof shape, "%s%s, %u x %u", names[i == 8 ? 1 : i % 4], i == 8 ? " of few" : "", n,
+                 VOCAB);
         report("sample", shape, median_seconds(launch_sample, &s, LAUNCHES), 4.0 * n * VOCAB / copy_rate);
     }
     cudaFree(logits);
@@ -638,7 +661,8 @@ static void bench_moves(uint32_t layers, uint32_t blocks, bool scatter)
     b.m.kv.type = DTYPE_BF16;
     b.m.host_base = (uint8_t *)host_device, b.m.host_bytes = host_bytes;
     b.m.moves = (struct cuda_move *)upload(moves, count * sizeof *moves);
-    b.m.count = count, b.m.layers = layers, b.m.row_count = SEQUENCES, b.m.heads = KV_HEADS, b.m.blocks = blocks;
+    b.m.count = count, b.m.layers = layers, b.m.row_count = SEQUENCES, b.m.heads = KV_HEADS,
+    b.m.blocks = blocks;
     double bytes = (double)count * layers * PIECE;
     snprintf(shape, sizeof shape, "runs of %u layers (%u B), %u blocks", layers, layers * PIECE, blocks);
     double seconds = median_seconds(launch_moves, &b, 1);

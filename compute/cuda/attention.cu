@@ -1,13 +1,14 @@
 /* Attention of decode steps: sparse lists over pages or slots, and full attention as the identity list.
  *
- * A block takes one chunk of 256 list entries of one (query, KV head): its four warps walk 64 entries each, 16
- * at a time, and write one part (maximum, sum, weighted sum of V) for all query heads of the group, so a piece is
- * read once. A second kernel merges parts in the order of chunks. The order of operations depends on the list's
- * length alone.
+ * A block takes one chunk of 256 list entries of one (query, KV head): its four warps walk 64 entries each,
+ * 16 at a time, and write one part (maximum, sum, weighted sum of V) for all query heads of the group, so a
+ * piece is read once. A second kernel merges parts in the order of chunks. The order of operations depends
+ * on the list's length alone.
  *
- * A warp keeps the next 16 pieces in flight to its own part of shared memory while it works on 16 (rows.cuh). The grid
- * fills the chip once; blocks go from item to item and look up the next one's addresses on the way. Products run on tensor cores; q and the softmax weights are given as
- * two 16-bit numbers each, so the result is close to that of f32. Stateless. */
+ * A warp keeps the next 16 pieces in flight to its own part of shared memory while it works on 16
+ * (rows.cuh). The grid fills the chip once; blocks go from item to item and look up the next one's
+ * addresses on the way. Products run on tensor cores; q and the softmax weights are given as two 16-bit
+ * numbers each, so the result is close to that of f32. Stateless. */
 #include "compute/cuda/rows.cuh"
 
 enum {
@@ -17,7 +18,7 @@ enum {
     WARP_ENTRIES = CHUNK / WARPS,
     STEPS = WARP_ENTRIES / STAGE_ROWS,
     STAGES = 2,
-    RESIDENT = 3, /* blocks a multiprocessor, by registers and by shared memory */
+    RESIDENT = 3,      /* blocks a multiprocessor, by registers and by shared memory */
     COMBINE_GROUPS = 4 /* the merge of long lists is cut into this many ranges of chunks */
 };
 
@@ -60,7 +61,7 @@ __device__ __forceinline__ struct list list_of(const struct cuda_attn &a, uint32
 
 /* What the warps of a block leave for their merge; takes the place of the rings. */
 template <int DIM> struct block_state {
-    float acc[WARPS][CUDA_GROUP_MAX][DIM];
+    float acc[WARPS][CUDA_GROUP_MAX][DIM + 8]; /* padded: a warp writes eight rows at once */
     float max[WARPS][CUDA_GROUP_MAX], sum[WARPS][CUDA_GROUP_MAX];
 };
 
@@ -69,7 +70,8 @@ template <int DIM> union block_memory {
     struct block_state<DIM> state;
 };
 
-/* State of the row's query head in one warp; acc tile t holds dims 8 t + 2 c + {0, 1}, both halves of the weights. */
+/* State of the row's query head in one warp; acc tile t holds dims 8 t + 2 c + {0, 1}, both halves of the
+ * weights. */
 template <int DIM> struct running {
     float max, sum; /* sum: this thread's share */
     float acc[DIM / 8][4];
@@ -112,11 +114,11 @@ __device__ __forceinline__ void add_values(struct running<DIM> *state, const uin
                                            const struct stage<DIM * 4> *stage)
 {
     uint32_t matrix = threadIdx.x % 32 / 8, r = threadIdx.x % 8;
-    uint32_t from = shared_address(&stage->row[(matrix & 1) * 8 + r][DIM * 2 + (matrix >> 1) * 16]);
+    uint32_t from = shared_address(&stage->row[(matrix & 1) * 8 + r][((matrix >> 1) ^ r) * 16]);
 #pragma unroll
     for (int t = 0; t < DIM / 8; t += 2) {
         uint32_t b[4];
-        load_transposed(b, from + t * 16);
+        load_transposed(b, from ^ (DIM * 2 + t * 16));
         mma_16x8x16<BF16>(state->acc[t], p, b[0], b[1]);
         mma_16x8x16<BF16>(state->acc[t + 1], p, b[2], b[3]);
     }
@@ -136,15 +138,17 @@ struct work {
     uint64_t items;
 };
 
-/* The first item with entries from `index` on, in steps of the grid: 32 candidates at a time, one a lane, since a launch
- * is sized for the longest list that may come. */
-__device__ __forceinline__ struct item find_item(const struct cuda_attn &a, const struct work &work, uint64_t index)
+/* The first item with entries from `index` on, in steps of the grid: 32 candidates at a time, one a lane,
+ * since a launch is sized for the longest list that may come. */
+__device__ __forceinline__ struct item find_item(const struct cuda_attn &a, const struct work &work,
+                                                 uint64_t index)
 {
     uint32_t lane = threadIdx.x % 32;
     struct item item = {work.items, 0, 0, 0, 0, 0};
     for (; index < work.items; index += 32ull * gridDim.x) {
         uint64_t mine = index + (uint64_t)lane * gridDim.x;
-        uint32_t list = (uint32_t)(mine / work.chunks), begin = (uint32_t)(mine % work.chunks) * CHUNK, count = 0;
+        uint32_t list = (uint32_t)(mine / work.chunks), begin = (uint32_t)(mine % work.chunks) * CHUNK,
+                 count = 0;
         if (mine < work.items)
             count = list_of(a, list / a.kv_heads, list % a.kv_heads).count;
         uint32_t real = __ballot_sync(FULL_WARP, begin < count);
@@ -164,8 +168,8 @@ __device__ __forceinline__ struct item find_item(const struct cuda_attn &a, cons
 }
 
 /* List entries of the warp: lane l those of rows l and l + 32. */
-__device__ __forceinline__ void load_entries(uint32_t *ret_entry, const struct cuda_attn &a, const struct item &item,
-                                             bool real)
+__device__ __forceinline__ void load_entries(uint32_t *ret_entry, const struct cuda_attn &a,
+                                             const struct item &item, bool real)
 {
     uint32_t lane = threadIdx.x % 32, first = item.chunk * CHUNK + threadIdx.x / 32 * WARP_ENTRIES;
     struct list list = list_of(a, item.query, item.head);
@@ -176,8 +180,8 @@ __device__ __forceinline__ void load_entries(uint32_t *ret_entry, const struct c
     }
 }
 
-__device__ __forceinline__ void load_offsets(uint64_t *ret_offset, const struct cuda_attn &a, const struct item &item,
-                                             const uint32_t *entry, bool real)
+__device__ __forceinline__ void load_offsets(uint64_t *ret_offset, const struct cuda_attn &a,
+                                             const struct item &item, const uint32_t *entry, bool real)
 {
     uint32_t row = real && a.rows ? a.rows[item.query] : item.query;
     bool valid;
@@ -190,8 +194,9 @@ __device__ __forceinline__ void load_offsets(uint64_t *ret_offset, const struct 
 
 /* One step of 16 entries; then starts the copy that takes its stage next. */
 template <bool BF16, int DIM>
-__device__ __forceinline__ void take_step(struct running<DIM> *state, struct stage<DIM * 4> *ring, const uint32_t (*q)[4],
-                                          const uint8_t *base, const uint64_t *offset, int s, uint32_t count, float scale)
+__device__ __forceinline__ void take_step(struct running<DIM> *state, struct stage<DIM * 4> *ring,
+                                          const uint32_t (*q)[4], const uint8_t *base, const uint64_t *offset,
+                                          int s, uint32_t count, float scale)
 {
     copy_wait<STAGES - 1>();
     __syncwarp();
@@ -247,12 +252,12 @@ __device__ __forceinline__ void leave_state(struct block_state<DIM> *block, cons
     }
 }
 
-/* The next item's addresses are looked up while this one's pieces are on their way: three loads that wait for each
- * other would otherwise be a fifth of the time. */
+/* The next item's addresses are looked up while this one's pieces are on their way: three loads that wait
+ * for each other would otherwise be a fifth of the time. */
 template <bool BF16, int DIM>
 __global__ void __launch_bounds__(THREADS, RESIDENT) attn_part_kernel(struct cuda_attn a, struct work work)
 {
-    extern __shared__ __align__(128) uint8_t raw_memory[];
+    extern __shared__ __align__(1024) uint8_t raw_memory[];
     union block_memory<DIM> *memory = (union block_memory<DIM> *)raw_memory;
     uint32_t group = a.q_heads / a.kv_heads, row = threadIdx.x % 32 / 4;
     struct stage<DIM * 4> *ring = memory->ring[threadIdx.x / 32];
@@ -267,12 +272,16 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) attn_part_kernel(struct cud
         for (int s = 0; s < STAGES; s++)
             fetch_rows<DIM * 4>(&ring[s], a.kv.base, offset, s, item.count);
         uint32_t q[DIM / 16][4];
-        load_query<BF16, DIM>(q, a.q + item.query * a.q_stride + (uint64_t)(item.head * group + row) * DIM, row < group,
-                              threadIdx.x % 4);
+        load_query<BF16, DIM>(q, a.q + item.query * a.q_stride + (uint64_t)(item.head * group + row) * DIM,
+                              row < group, threadIdx.x % 4);
         struct item next = find_item(a, work, item.index + gridDim.x);
         bool next_real = next.index < work.items;
         load_entries(entry, a, next, next_real);
-        struct running<DIM> state = {-INFINITY, 0, {}};
+        struct running<DIM> state = {
+            - INFINITY, 0,
+            {
+            }
+        };
 #pragma unroll
         for (int s = 0; s < STEPS && s * STAGE_ROWS < item.count; s++)
             take_step<BF16, DIM>(&state, ring, q, a.kv.base, offset, s, item.count, a.scale);
@@ -292,10 +301,12 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) attn_part_kernel(struct cud
 
 /* One block a (query, KV head, query head of the group): COMBINE_GROUPS ranges of chunks, then the ranges. */
 template <int DIM>
-__global__ void __launch_bounds__(DIM *COMBINE_GROUPS) attn_combine_kernel(struct cuda_attn a, uint32_t chunks)
+__global__ void __launch_bounds__(DIM *COMBINE_GROUPS)
+    attn_combine_kernel(struct cuda_attn a, uint32_t chunks)
 {
     __shared__ float acc_of[COMBINE_GROUPS][DIM], sum_of[COMBINE_GROUPS], max_of[COMBINE_GROUPS * DIM / 32];
-    uint32_t group = a.q_heads / a.kv_heads, head = blockIdx.x / group, g = blockIdx.x % group, query = blockIdx.y;
+    uint32_t group = a.q_heads / a.kv_heads, head = blockIdx.x / group, g = blockIdx.x % group,
+             query = blockIdx.y;
     uint32_t range = threadIdx.x / DIM, dim = threadIdx.x % DIM;
     struct list list = list_of(a, query, head);
     uint32_t count = (list.count + CHUNK - 1) / CHUNK, step = (count + COMBINE_GROUPS - 1) / COMBINE_GROUPS;
@@ -342,8 +353,8 @@ template <bool BF16, int DIM> static int launch(const struct cuda_attn *a, cudaS
     struct work work = {ceil_div(a->list_max, CHUNK), 0};
     work.items = (uint64_t)work.chunks * a->kv_heads * a->n;
     int bytes = (int)sizeof(union block_memory<DIM>), device = 0, processors = 0;
-    if (cudaFuncSetAttribute(attn_part_kernel<BF16, DIM>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) !=
-            cudaSuccess ||
+    if (cudaFuncSetAttribute(attn_part_kernel<BF16, DIM>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             bytes) != cudaSuccess ||
         cudaGetDevice(&device) != cudaSuccess ||
         cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
         return -EIO;
@@ -356,11 +367,11 @@ template <bool BF16, int DIM> static int launch(const struct cuda_attn *a, cudaS
 
 int cuda_attn(const struct cuda_attn *a, struct CUstream_st *stream)
 {
-    if (!view_is_valid(&a->kv) || (a->out_type != DTYPE_F32 && a->out_type != DTYPE_BF16) || a->kv_heads == 0 ||
-        a->q_heads % a->kv_heads || a->q_heads / a->kv_heads > CUDA_GROUP_MAX || a->q_heads == 0 ||
-        (a->head_dim != 64 && a->head_dim != 128) || a->kv.piece_bytes < 4 * a->head_dim || a->list_max == 0 ||
-        (!a->items && a->kv.slotted) || a->q_stride % 4 || !is_aligned(a->q, 16) || !a->work || a->n > 65535 ||
-        a->kv_heads > 65535)
+    if (!view_is_valid(&a->kv) || (a->out_type != DTYPE_F32 && a->out_type != DTYPE_BF16) ||
+        a->kv_heads == 0 || a->q_heads % a->kv_heads || a->q_heads / a->kv_heads > CUDA_GROUP_MAX ||
+        a->q_heads == 0 || (a->head_dim != 64 && a->head_dim != 128) || a->kv.piece_bytes < 4 * a->head_dim ||
+        a->list_max == 0 || (!a->items && a->kv.slotted) || a->q_stride % 4 || !is_aligned(a->q, 16) ||
+        !a->work || a->n > 65535 || a->kv_heads > 65535)
         return -EINVAL;
     if (a->n == 0)
         return 0;

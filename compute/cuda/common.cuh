@@ -51,7 +51,8 @@ template <bool BF16> __device__ __forceinline__ float2 unpack(uint32_t v)
 }
 
 /* a and b as a sum of two 16-bit numbers each. */
-template <bool BF16> __device__ __forceinline__ void split(float a, float b, uint32_t *ret_hi, uint32_t *ret_lo)
+template <bool BF16>
+__device__ __forceinline__ void split(float a, float b, uint32_t *ret_hi, uint32_t *ret_lo)
 {
     *ret_hi = pack<BF16>(a, b);
     float2 hi = unpack<BF16>(*ret_hi);
@@ -64,14 +65,14 @@ __device__ __forceinline__ void mma_16x8x16(float *c, const uint32_t *a, uint32_
 {
     if (BF16)
         asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-                     "{%0,%1,%2,%3};"
-                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+            "{%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
     else
         asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-                     "{%0,%1,%2,%3};"
-                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+            "{%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 /* Read once: does not displace what the caches are good for. */
@@ -79,8 +80,8 @@ __device__ __forceinline__ uint4 load_stream(const uint8_t *p)
 {
     uint4 v;
     asm("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p));
+        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+        : "l"(p));
     return v;
 }
 
@@ -113,8 +114,8 @@ __device__ __forceinline__ float block_sum(float v, float *shared)
 }
 
 /* Byte offset of a piece from the view's base, and whether nothing had to be brought into range. */
-__device__ __forceinline__ uint64_t piece_offset(const struct cuda_kv_view &kv, const uint64_t *at, uint32_t head,
-                                                 uint32_t item, bool *ret_valid)
+__device__ __forceinline__ uint64_t piece_offset(const struct cuda_kv_view &kv, const uint64_t *at,
+                                                 uint32_t head, uint32_t item, bool *ret_valid)
 {
     uint32_t entry, inside;
     if (kv.slotted) {

@@ -1,7 +1,8 @@
 /* Row-wise operators: embedding, norms, rotation, SwiGLU, sums and conversions.
  *
  * All are bound by memory or, in a decode step, by the launch; so they are plain: a block a row, 16 bytes a
- * thread. Activations are f32; outputs that feed a product may be bf16. Stateless; queues on the caller's stream. */
+ * thread. Activations are f32; outputs that feed a product may be bf16. Stateless; queues on the caller's
+ * stream. */
 #include "compute/cuda/common.cuh"
 
 enum { THREADS = 256 };
@@ -35,8 +36,8 @@ __global__ void __launch_bounds__(THREADS) embed_kernel(struct cuda_embed e)
 
 int cuda_embed(const struct cuda_embed *e, struct CUstream_st *stream)
 {
-    if ((e->out_type != DTYPE_F32 && e->out_type != DTYPE_BF16) || e->cols == 0 || e->cols % 8 || e->rows == 0 ||
-        !is_aligned(e->out, 16) || !is_aligned(e->table, 16))
+    if ((e->out_type != DTYPE_F32 && e->out_type != DTYPE_BF16) || e->cols == 0 || e->cols % 8 ||
+        e->rows == 0 || !is_aligned(e->out, 16) || !is_aligned(e->table, 16))
         return -EINVAL;
     if (e->n == 0)
         return 0;
@@ -99,7 +100,8 @@ int cuda_rmsnorm(const struct cuda_rmsnorm *r, struct CUstream_st *stream)
 {
     if ((r->out_type != DTYPE_F32 && r->out_type != DTYPE_BF16) ||
         (r->weight_type != DTYPE_F32 && r->weight_type != DTYPE_BF16) || r->dim == 0 || r->dim % 4 ||
-        !is_aligned(r->x, 16) || !is_aligned(r->add, 16) || !is_aligned(r->out, 16) || !is_aligned(r->weight, 16))
+        !is_aligned(r->x, 16) || !is_aligned(r->add, 16) || !is_aligned(r->out, 16) ||
+        !is_aligned(r->weight, 16))
         return -EINVAL;
     if (r->n == 0)
         return 0;
@@ -151,15 +153,16 @@ __global__ void __launch_bounds__(THREADS) swiglu_kernel(struct cuda_swiglu s)
     if (i >= s.dim)
         return;
     float4 g = *(const float4 *)(s.gate + t * s.stride + i), u = *(const float4 *)(s.up + t * s.stride + i);
-    store4(s.out, s.out_type == DTYPE_BF16, (uint64_t)t * s.dim + i,
-           make_float4(silu_times(g.x, u.x), silu_times(g.y, u.y), silu_times(g.z, u.z), silu_times(g.w, u.w)));
+    store4(
+        s.out, s.out_type == DTYPE_BF16, (uint64_t)t * s.dim + i,
+        make_float4(silu_times(g.x, u.x), silu_times(g.y, u.y), silu_times(g.z, u.z), silu_times(g.w, u.w)));
 }
 
 int cuda_swiglu(const struct cuda_swiglu *s, struct CUstream_st *stream)
 {
-    if ((s->out_type != DTYPE_F32 && s->out_type != DTYPE_BF16) || s->dim == 0 || s->dim % 4 || s->stride % 4 ||
-        s->stride < s->dim || s->n > 65535 || !is_aligned(s->out, 16) || !is_aligned(s->gate, 16) ||
-        !is_aligned(s->up, 16))
+    if ((s->out_type != DTYPE_F32 && s->out_type != DTYPE_BF16) || s->dim == 0 || s->dim % 4 ||
+        s->stride % 4 || s->stride < s->dim || s->n > 65535 || !is_aligned(s->out, 16) ||
+        !is_aligned(s->gate, 16) || !is_aligned(s->up, 16))
         return -EINVAL;
     if (s->n == 0)
         return 0;
@@ -170,7 +173,8 @@ int cuda_swiglu(const struct cuda_swiglu *s, struct CUstream_st *stream)
 
 __global__ void __launch_bounds__(THREADS) add_kernel(float *x, const float *y, uint64_t count)
 {
-    for (uint64_t i = (uint64_t)blockIdx.x * THREADS + threadIdx.x; i < count; i += (uint64_t)gridDim.x * THREADS)
+    for (uint64_t i = (uint64_t)blockIdx.x * THREADS + threadIdx.x; i < count;
+         i += (uint64_t)gridDim.x * THREADS)
         x[i] += y[i];
 }
 
@@ -270,8 +274,8 @@ __global__ void __launch_bounds__(THREADS) rope_kernel(struct cuda_rope r)
 
 int cuda_rope(const struct cuda_rope *r, struct CUstream_st *stream)
 {
-    if ((r->type != DTYPE_F32 && r->type != DTYPE_BF16) || r->dims == 0 || r->dims % 2 || r->dims > r->head_dim ||
-        r->stride < (uint64_t)r->heads * r->head_dim || !is_aligned(r->table, 8))
+    if ((r->type != DTYPE_F32 && r->type != DTYPE_BF16) || r->dims == 0 || r->dims % 2 ||
+        r->dims > r->head_dim || r->stride < (uint64_t)r->heads * r->head_dim || !is_aligned(r->table, 8))
         return -EINVAL;
     if (r->n == 0 || r->heads == 0)
         return 0;

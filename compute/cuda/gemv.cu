@@ -1,7 +1,7 @@
 /* Products of a bf16 matrix with one to four tokens: bound by reading the matrix once.
  *
- * A warp takes two rows; its lanes take 16 bytes of each, several at a time, and the tokens' same columns, which
- * the L1 cache serves. A token's sum is taken in one order whatever the number of tokens. Stateless. */
+ * A warp takes two rows; its lanes take 16 bytes of each, several at a time, and the tokens' same columns,
+ * which the L1 cache serves. A token's sum is taken in one order whatever the number of tokens. Stateless. */
 #include "compute/cuda/common.cuh"
 
 enum { THREADS = 256, ROWS = 2, UNROLL = 4 };
@@ -18,7 +18,8 @@ __device__ __forceinline__ float dot8(float sum, const uint4 &w, const uint4 &x)
     return sum;
 }
 
-template <int N> __device__ __forceinline__ void finish(const struct cuda_gemv &g, float (*sum)[N], uint32_t row)
+template <int N>
+__device__ __forceinline__ void finish(const struct cuda_gemv &g, float (*sum)[N], uint32_t row)
 {
 #pragma unroll
     for (int r = 0; r < ROWS; r++)

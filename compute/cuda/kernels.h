@@ -1,19 +1,19 @@
 /* CUDA operators of the decoder, the retriever and the store: launchers that plain C calls.
  *
- * Conventions. Shapes are [token][head][dim]; strides are in elements unless a name says bytes. Pointers are
- * device pointers (or mapped host memory where said); structs are read by the launcher and copied into the
- * launch, so they may live on the caller's stack. A launcher queues work on `stream` and returns: it never
- * allocates, synchronises or reads the environment, and may be captured into a graph. Grids follow from the
- * struct's maxima; counts, lists, positions and tables are read on the device, so a captured launch serves
- * every step. Kernels are finite, poll nothing, and bring every index that comes out of a table into range, so
- * that a half-written table harms nobody.
+ * Conventions. Shapes are [token][head][dim]; strides are in elements unless a name says bytes. Pointers
+ * are device pointers (or mapped host memory where said); structs are read by the launcher and copied into
+ * the launch, so they may live on the caller's stack. A launcher queues work on `stream` and returns: it
+ * never allocates, synchronises or reads the environment, and may be captured into a graph. Grids follow
+ * from the struct's maxima; counts, lists, positions and tables are read on the device, so a captured
+ * launch serves every step. Kernels are finite, poll nothing, and bring every index that comes out of a
+ * table into range, so that a half-written table harms nobody.
  *
- * Return values: 0; -EINVAL when a shape, type or alignment is not served; -EIO when CUDA refused the launch.
- * n == 0 is no work and succeeds.
+ * Return values: 0; -EINVAL when a shape, type or alignment is not served; -EIO when CUDA refused the
+ * launch. n == 0 is no work and succeeds.
  *
- * Order. Every output element is reduced in an order that depends on its own inputs' length alone: never on the
- * batch, the split of a prompt, slot order or the grid. Two exceptions are said where they are: cuda_matmul
- * (the library chooses by n) against cuda_gemv.
+ * Order. Every output element is reduced in an order that depends on its own inputs' length alone: never on
+ * the batch, the split of a prompt, slot order or the grid. Two exceptions are said where they are:
+ * cuda_matmul (the library chooses by n) against cuda_gemv.
  *
  * "Floor" is the bytes moved over the copy bandwidth of the device memory (or of the link). */
 #ifndef COMPUTE_CUDA_KERNELS_H
@@ -97,8 +97,9 @@ int cuda_add(float *x, const float *y, uint64_t count, struct CUstream_st *strea
 /* out [count] = x [count] with out_type bf16 or f16, nearest even. Bytes: 6 * count. */
 int cuda_narrow(void *out, enum dtype out_type, const float *x, uint64_t count, struct CUstream_st *stream);
 
-/* table [n][dims / 2][cos, sin] * scale for the n tokens of a step: angles in double, as the CPU takes them. Once
- * a step; every layer then uses cuda_rope. inv_freq f32 [dims / 2]. Bytes: 4 * n * dims; bound by sincos. */
+/* table [n][dims / 2][cos, sin] * scale for the n tokens of a step: angles in double, as the CPU takes
+ * them. Once a step; every layer then uses cuda_rope. inv_freq f32 [dims / 2]. Bytes: 4 * n * dims; bound
+ * by sincos. */
 struct cuda_rope_angles {
     float *table;
     const uint32_t *positions;
@@ -108,8 +109,8 @@ struct cuda_rope_angles {
 };
 int cuda_rope_angles(const struct cuda_rope_angles *angles, struct CUstream_st *stream);
 
-/* Rotates heads [0, heads) of x [n][stride] (f32 or bf16) in place by the table's row of the token. `adjacent`:
- * pairs (2j, 2j+1), else (j, j + dims / 2). Bytes: n * heads * dims * 2 * element. */
+/* Rotates heads [0, heads) of x [n][stride] (f32 or bf16) in place by the table's row of the token.
+ * `adjacent`: pairs (2j, 2j+1), else (j, j + dims / 2). Bytes: n * heads * dims * 2 * element. */
 struct cuda_rope {
     void *x;
     enum dtype type;
@@ -122,9 +123,10 @@ int cuda_rope(const struct cuda_rope *rope, struct CUstream_st *stream);
 
 /* ---- Products (gemv.cu, matmul.c) ------------------------------------------------------------------------ */
 
-/* out [n][rows] f32 = w [rows][cols] bf16 times x [n][cols] bf16, + bias f32 [rows] if not NULL, + out where
- * `accumulate`. 1 <= n <= 4, cols % 8 == 0, 16-byte aligned. The result of a token does not depend on n. Bytes:
- * 2 * rows * cols, the matrix once. */
+/* out [n][rows] f32 = w [rows][cols] bf16 times x [n][cols] bf16, + bias f32 [rows] if not NULL, + out
+ * where `accumulate`. 1 <= n <= 4, cols % 8 == 0, 16-byte aligned. The result of a token does not depend on
+ * n. Bytes: 2 * rows * cols, the matrix once. Against cuBLASLt on an H200: faster for one token (by 3 to 13 %),
+ * even for two, slower for three and four. */
 struct cuda_gemv {
     float *out;
     const void *w, *x;
@@ -134,9 +136,10 @@ struct cuda_gemv {
 };
 int cuda_gemv(const struct cuda_gemv *gemv, struct CUstream_st *stream);
 
-/* The same product for any n through cuBLASLt. The handle and the workspace are the caller's; a plan keeps the
- * library's descriptors and the algorithm it chose for (rows, cols, n). cuda_matmul_plan runs on the host, once
- * a shape; cuda_matmul only launches. out f32 or bf16; bias only with out f32 (f32) or bf16 (bf16). */
+/* The same product for any n through cuBLASLt. The handle and the workspace are the caller's; a plan keeps
+ * the library's descriptors and the algorithm it chose for (rows, cols, n). cuda_matmul_plan runs on the
+ * host, once a shape; cuda_matmul only launches. out f32 or bf16; bias only with out f32 (f32) or bf16
+ * (bf16). */
 struct cublasLtContext;
 struct cuda_matmul_plan;
 struct cuda_matmul_shape {
@@ -165,9 +168,10 @@ int cuda_matmul(struct cublasLtContext *handle, const struct cuda_matmul_plan *p
  *                                        + (head * page_tokens + position % page_tokens) * piece_bytes
  *   slotted: unit = head * slots + slot; piece = base + offset[unit / units_per_slab]
  *                                        + (unit % units_per_slab) * piece_bytes
- * A piece is K then V, head_dim elements each. piece_bytes and every offset are multiples of 16. Reads: an entry
- * past at_count or an offset past device_bytes is brought to the last that is in range. Writes there are left
- * out. */
+ *
+ * A piece is K then V, head_dim elements each. piece_bytes and every offset are multiples of 16. Reads: an
+ * entry past at_count or an offset past device_bytes is brought to the last that is in range. Writes there
+ * are left out. */
 struct cuda_kv_view {
     uint8_t *base;
     uint64_t device_bytes;
@@ -182,9 +186,9 @@ struct cuda_kv_view {
     enum dtype type; /* DTYPE_F16 or DTYPE_BF16 */
 };
 
-/* Writes K||V of token t, head h, from k and v (f32, row t at t * stride, head h at h * head_dim) to table row
- * rows[t] (NULL: t), item items[rows[t] * item_stride + h] (head_items 0: items[t] for all heads, a position for
- * each token). head_dim % 8 == 0. Bytes: n * kv_heads * head_dim * 12. */
+/* Writes K||V of token t, head h, from k and v (f32, row t at t * stride, head h at h * head_dim) to table
+ * row rows[t] (NULL: t), item items[rows[t] * item_stride + h] (head_items 0: items[t] for all heads, a
+ * position for each token). head_dim % 8 == 0. Bytes: n * kv_heads * head_dim * 12. */
 struct cuda_kv_write {
     struct cuda_kv_view kv;
     const float *k, *v;
@@ -206,10 +210,11 @@ struct cuda_move {
     uint16_t head;
     uint16_t row; /* table row (sequence) */
 };
-/* Gather: mapped host memory -> pieces of layers [first_layer, first_layer + layers); scatter: the other way.
- * `count` moves; a move with any number out of range is left out. `blocks` 1 .. 64 of 512 threads (0: 16, which
- * fills the link and leaves the other multiprocessors alone). piece_bytes, host offsets: multiples of 16.
- * Bytes: count * layers * piece_bytes over the link; floor: that over the link rate, for runs of >= 2 KiB. */
+/* Gather: mapped host memory -> pieces of layers [first_layer, first_layer + layers); scatter: the other
+ * way. `count` moves; a move with any number out of range is left out. `blocks` 1 .. 64 of 512 threads (0:
+ * 16, which fills the link and leaves the other multiprocessors alone). piece_bytes, host offsets:
+ * multiples of 16. Bytes: count * layers * piece_bytes over the link; floor: that over the link rate, for
+ * runs of >= 2 KiB. */
 struct cuda_moves {
     struct cuda_kv_view kv;
     uint8_t *host_base; /* device address of mapped host memory */
@@ -223,17 +228,20 @@ struct cuda_moves {
 int cuda_gather(const struct cuda_moves *moves, struct CUstream_st *stream);
 int cuda_scatter(const struct cuda_moves *moves, struct CUstream_st *stream);
 
-/* ---- Attention (attention.cu, prefill.cu) ------------------------------------------------------------------ */
+/* ---- Attention (attention.cu, prefill.cu) ---------------------------------------------------------------- */
 
-/* out [n][q_heads][head_dim] (f32 or bf16) of queries q (f32, row t at t * q_stride). Query t belongs to table row
- * rows[t] (NULL: t).
- *   items set: KV head h walks items[rows[t] * item_stride + h * list_max + i], i < counts[rows[t] * count_stride
+/* out [n][q_heads][head_dim] (f32 or bf16) of queries q (f32, row t at t * q_stride). Query t belongs to
+ * table row rows[t] (NULL: t).
+ *   items set: KV head h walks items[rows[t] * item_stride + h * list_max + i], i < counts[rows[t] *
+ *   count_stride
  *   + h]; with shared_list all heads use h = 0. Items are positions (paged) or slots (slotted).
  *   items NULL: identity over positions 0 .. counts[t] - 1 (paged only), one count a query.
- * Counts are cut to list_max. head_dim 64 or 128, 1 .. 8 query heads a KV head. An empty list gives zeros.
- * Products run on tensor cores with q and the weights split into two 16-bit halves: the error against f32 is
- * below 2^-15. |q| < 65504 where pieces are f16. `work`: cuda_attn_work_bytes. Bytes: the listed pieces once,
- * + 1.6 % for parts; floor n * kv_heads * count * piece_bytes / copy rate. */
+ *
+ * Counts are cut to list_max; a list_max far above the counts costs next to nothing. head_dim 64 or 128, 1 to
+ * 8 query heads a KV head. An empty list gives zeros. Products run on tensor cores with q and the weights
+ * split into two 16-bit halves: the error against f32 is below 2^-15. |q| < 65504 where pieces are f16.
+ * `work`: cuda_attn_work_bytes. Bytes: the listed pieces once, + 1.6 % for parts; floor n * kv_heads * count
+ * * piece_bytes / copy rate. */
 struct cuda_attn {
     struct cuda_kv_view kv;
     void *out;
@@ -255,16 +263,17 @@ struct cuda_attn {
 size_t cuda_attn_work_bytes(uint32_t n, uint32_t q_heads, uint32_t head_dim, uint32_t list_max);
 int cuda_attn(const struct cuda_attn *attn, struct CUstream_st *stream);
 
-/* A sequence's tokens of a dense step: q rows [first, first + count) are positions position, position + 1, ... */
+/* A sequence's tokens of a dense step: q rows [first, first + count) are positions position, position + 1,
+ * ... */
 struct cuda_span {
     uint32_t row; /* table row */
     uint32_t first, count, position;
 };
-/* Causal attention of prompts over pages that already hold their own KV. spans: device memory; `span_max` bounds
- * the count of each. q f32. page_tokens % 64 == 0. q and the weights are rounded to the pieces' type, as the
- * model's own 16-bit forms do: use cuda_attn with identity lists where prompts must equal decoding. The result
- * of a token does not depend on how a prompt was cut. Floor: 4 * head_dim * q_heads * (pairs) FLOP over the
- * matrix rate. */
+/* Causal attention of prompts over pages that already hold their own KV. spans: device memory; `span_max`
+ * bounds the count of each. q f32. page_tokens % 64 == 0. q and the weights are rounded to the pieces'
+ * type, as the model's own 16-bit forms do: use cuda_attn with identity lists where prompts must equal
+ * decoding. The result of a token does not depend on how a prompt was cut. Floor: 4 * head_dim * q_heads *
+ * (pairs) FLOP over the matrix rate. */
 struct cuda_prefill {
     struct cuda_kv_view kv;
     void *out;
@@ -276,13 +285,13 @@ struct cuda_prefill {
     uint32_t row_count;
     uint32_t q_heads, kv_heads, head_dim;
     float scale;
-    int hopper; /* cuda_prefill_hopper() of the device: chosen once, since the last bits of the two forms differ */
+    int hopper; /* cuda_prefill_hopper() of the device: chosen once, as the forms differ in the last bits */
 };
 /* 1 where the form for Hopper runs, else 0. */
 int cuda_prefill_hopper(int device);
 int cuda_prefill(const struct cuda_prefill *prefill, struct CUstream_st *stream);
 
-/* ---- Retrieval (retrieval.cu, topk.cu) --------------------------------------------------------------------- */
+/* ---- Retrieval (retrieval.cu, topk.cu) ------------------------------------------------------------------- */
 
 /* K cache of all sequences: chunks of chunk_tokens keys [kv_head][token][dim], f16 or bf16, at
  * base + at[row * row_stride + position / chunk_tokens]. */
@@ -296,8 +305,8 @@ struct cuda_key_view {
     enum dtype type;
 };
 
-/* Writes keys k (f32, row t at t * stride) of token t to table row rows[t] at positions[t]. Bytes: n * kv_heads *
- * head_dim * 6. */
+/* Writes keys k (f32, row t at t * stride) of token t to table row rows[t] at positions[t]. Bytes: n *
+ * kv_heads * head_dim * 6. */
 struct cuda_keys_append {
     struct cuda_key_view keys;
     const float *k;
@@ -308,10 +317,11 @@ struct cuda_keys_append {
 };
 int cuda_keys_append(const struct cuda_keys_append *append, struct CUstream_st *stream);
 
-/* weights [n][kv_heads][weight_stride]: for each query head softmax(scale * q.k) over the positions [0, counts[t]),
- * pooled over the query heads of its KV head. work: cuda_retrieval_work_bytes; memory is bounded by calling for
- * fewer queries at a time. weight_stride >= count_max, % 4 == 0. Bytes: keys once (n * kv_heads * count * head_dim * 2),
- * scores written and read (n * q_heads * count * 8), weights; floor by the first alone. */
+/* weights [n][kv_heads][weight_stride]: for each query head softmax(scale * q.k) over the positions [0,
+ * counts[t]), pooled over the query heads of its KV head. work: cuda_retrieval_work_bytes; memory is
+ * bounded by calling for fewer queries at a time. weight_stride >= count_max, % 4 == 0. Bytes: keys once (n
+ * * kv_heads * count * head_dim * 2), scores written and read (n * q_heads * count * 8), weights; floor by
+ * the first alone. */
 struct cuda_retrieval {
     struct cuda_key_view keys;
     float *weights;
@@ -328,12 +338,12 @@ struct cuda_retrieval {
 size_t cuda_retrieval_work_bytes(uint32_t n, uint32_t q_heads, uint32_t count_max);
 int cuda_retrieval(const struct cuda_retrieval *retrieval, struct CUstream_st *stream);
 
-/* For each of `rows` rows of values [rows][stride]: the min(k, end - first) positions of the largest values in
- * [first, end), ascending, to index [rows][index_stride]; their number to ret_count, the sum of their values to
- * ret_mass (NULL: not wanted). first and end have one entry for `heads` neighbouring rows. Ties go to the lower
- * position, NaN counts as -infinity. end <= end_max <= CUDA_TOPK_MAX, end_max <= stride, stride % 4
- * == 0. Bytes: 4 * values, read up to five
- * times, of which all but the first come from the cache. */
+/* For each of `rows` rows of values [rows][stride]: the min(k, end - first) positions of the largest values
+ * in [first, end), ascending, to index [rows][index_stride]; their number to ret_count, the sum of their
+ * values to ret_mass (NULL: not wanted). first and end have one entry for `heads` neighbouring rows. Ties
+ * go to the lower position, NaN counts as -infinity. end <= end_max <= CUDA_TOPK_MAX, end_max <= stride,
+ * stride % 4 == 0. Bytes: 4 * values, read up to five times, of which all but the first come from the
+ * cache. */
 struct cuda_topk {
     uint32_t *index;
     uint64_t index_stride;
@@ -346,7 +356,7 @@ struct cuda_topk {
 };
 int cuda_topk(const struct cuda_topk *topk, struct CUstream_st *stream);
 
-/* ---- Sampling (sample.cu) ---------------------------------------------------------------------------------- */
+/* ---- Sampling (sample.cu) -------------------------------------------------------------------------------- */
 
 /* Parameters of one row: as struct sampler_params and sampler_input, penalties applied before. */
 struct cuda_sample_params {
@@ -356,10 +366,11 @@ struct cuda_sample_params {
     uint32_t position;
     uint32_t pad;
 };
-/* ids [n]: the token that model/sampler.c chooses for the same logits, or -1 where a logit is NaN or +infinity or
- * all are -infinity. Probabilities are summed in units of 2^-42 of the best one's, so a choice that lies closer to
- * the edge of an interval than vocab * 2^-42 may fall to the neighbour. Ties: the lower id. logits f32 [n][stride],
- * vocab <= CUDA_VOCAB_MAX. Bytes: 4 * n * vocab for greedy, up to ten times that from the cache otherwise. */
+/* ids [n]: the token that model/sampler.c chooses for the same logits, or -1 where a logit is NaN or
+ * +infinity or all are -infinity. Probabilities are summed in units of 2^-42 of the best one's, so a choice
+ * that lies closer to the edge of an interval than vocab * 2^-42 may fall to the neighbour. Ties: the lower
+ * id. logits f32 [n][stride], vocab <= CUDA_VOCAB_MAX. Bytes: 4 * n * vocab for greedy, up to ten times
+ * that from the cache otherwise. */
 struct cuda_sample {
     int32_t *ids;
     const float *logits;
@@ -369,8 +380,8 @@ struct cuda_sample {
 };
 int cuda_sample(const struct cuda_sample *sample, struct CUstream_st *stream);
 
-/* Applies repeat, presence and frequency penalties to logits [vocab] of row t for the ids of its window: entries
- * [begin[t], begin[t + 1]) of {id, occurrences}, each id once. */
+/* Applies repeat, presence and frequency penalties to logits [vocab] of row t for the ids of its window:
+ * entries [begin[t], begin[t + 1]) of {id, occurrences}, each id once. */
 struct cuda_penalty_entry {
     uint32_t id, count;
 };

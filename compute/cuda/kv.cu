@@ -1,8 +1,8 @@
 /* Movement of KV pieces: new ones into pages and slots, rows between mapped host memory and the device.
  *
- * The moves are bound by the link, so they use few blocks and keep many loads of 16 bytes in flight; the rest of
- * the chip belongs to whoever computes. Nothing here interprets a row, except that cuda_kv_write rounds K and V to
- * the pieces' type. A number out of range means that nothing is written. Stateless. */
+ * The moves are bound by the link, so they use few blocks and keep many loads of 16 bytes in flight; the
+ * rest of the chip belongs to whoever computes. Nothing here interprets a row, except that cuda_kv_write
+ * rounds K and V to the pieces' type. A number out of range means that nothing is written. Stateless. */
 #include "compute/cuda/common.cuh"
 
 enum { WRITE_THREADS = 256, MOVE_THREADS = 512, MOVE_BLOCKS = 16, MOVE_BLOCKS_MAX = 64, UNROLL = 4 };
@@ -24,8 +24,8 @@ template <bool BF16> __global__ void __launch_bounds__(WRITE_THREADS) kv_write_k
     if (!valid)
         return;
     bool is_v = unit >= units / 2;
-    const float *from =
-        (is_v ? w.v : w.k) + t * w.stride + (uint64_t)head * w.head_dim + (is_v ? unit - units / 2 : unit) * 8;
+    const float *from = (is_v ? w.v : w.k) + t * w.stride + (uint64_t)head * w.head_dim +
+                        (is_v ? unit - units / 2 : unit) * 8;
     float4 a = *(const float4 *)from, b = *(const float4 *)(from + 4);
     *(uint4 *)(w.kv.base + offset + unit * 16) =
         make_uint4(pack<BF16>(a.x, a.y), pack<BF16>(a.z, a.w), pack<BF16>(b.x, b.y), pack<BF16>(b.z, b.w));
@@ -67,8 +67,8 @@ __device__ __forceinline__ uint4 load_volatile(const uint4 *p)
     return v;
 }
 
-/* A warp a move; its lanes take neighbouring 16 bytes of the run, UNROLL of them in flight each. Host memory is
- * read past all caches, since the host writes it between launches. */
+/* A warp a move; its lanes take neighbouring 16 bytes of the run, UNROLL of them in flight each. Host
+ * memory is read past all caches, since the host writes it between launches. */
 template <bool TO_DEVICE> __global__ void __launch_bounds__(MOVE_THREADS) move_kernel(struct cuda_moves m)
 {
     uint32_t lane = threadIdx.x % 32, warps = gridDim.x * (MOVE_THREADS / 32);
@@ -105,8 +105,8 @@ template <bool TO_DEVICE> __global__ void __launch_bounds__(MOVE_THREADS) move_k
 
 static int launch_moves(const struct cuda_moves *m, bool to_device, struct CUstream_st *stream)
 {
-    if (!view_is_valid(&m->kv) || m->layers == 0 || m->blocks > MOVE_BLOCKS_MAX || !is_aligned(m->host_base, 16) ||
-        !is_aligned(m->moves, 16))
+    if (!view_is_valid(&m->kv) || m->layers == 0 || m->blocks > MOVE_BLOCKS_MAX ||
+        !is_aligned(m->host_base, 16) || !is_aligned(m->moves, 16))
         return -EINVAL;
     if (m->count == 0)
         return 0;

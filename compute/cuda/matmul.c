@@ -1,8 +1,8 @@
 /* Products of a bf16 matrix with any number of tokens, by cuBLASLt.
  *
- * A plan holds what the library wants described and the algorithm that it chose for one shape. The library may
- * choose another algorithm for another number of tokens, so a token's last bits can depend on its company here.
- * Plans are made and freed on the owner's thread; a plan is only read by launches. */
+ * A plan holds what the library wants described and the algorithm that it chose for one shape. The library
+ * may choose another algorithm for another number of tokens, so a token's last bits can depend on its
+ * company here. Plans are made and freed on the owner's thread; a plan is only read by launches. */
 #include <cublasLt.h>
 #include <errno.h>
 
@@ -34,7 +34,8 @@ static int status_errno(cublasStatus_t status)
     }
 }
 
-static cublasStatus_t set_attribute(cublasLtMatmulDesc_t product, cublasLtMatmulDescAttributes_t name, int value)
+static cublasStatus_t set_attribute(cublasLtMatmulDesc_t product, cublasLtMatmulDescAttributes_t name,
+                                    int value)
 {
     return cublasLtMatmulDescSetAttribute(product, name, &value, sizeof value);
 }
@@ -127,11 +128,11 @@ int cuda_matmul(struct cublasLtContext *handle, const struct cuda_matmul_plan *p
     /* The bias' address is part of the library's description; the descriptor is the plan's own. */
     cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
     if (plan->has_bias)
-        status = cublasLtMatmulDescSetAttribute(plan->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &matmul->bias,
-                                                sizeof matmul->bias);
+        status = cublasLtMatmulDescSetAttribute(plan->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                                                &matmul->bias, sizeof matmul->bias);
     if (!status)
-        status = cublasLtMatmul(handle, plan->product, &one, matmul->w, plan->w, matmul->x, plan->x, &plan->beta,
-                                matmul->out, plan->out, matmul->out, plan->out, &plan->algo, matmul->workspace,
-                                plan->workspace_bytes, stream);
+        status = cublasLtMatmul(handle, plan->product, &one, matmul->w, plan->w, matmul->x, plan->x,
+                                &plan->beta, matmul->out, plan->out, matmul->out, plan->out, &plan->algo,
+                                matmul->workspace, plan->workspace_bytes, stream);
     return status_errno(status);
 }

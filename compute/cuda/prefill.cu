@@ -1,10 +1,11 @@
 /* Causal attention of prompts over pages, for any GPU from sm_80 on; prefill_hopper.cu has Hopper's form.
  *
- * A block takes 128 tokens of one span and one query head: four warps of 32 tokens each. It walks the keys from
- * position 0 in tiles of 64, two tiles in flight through shared memory (cp.async), with a running maximum and sum
- * for every token; tiles past a token's own position leave its state exactly as it is, so the result does not
- * depend on how a prompt was cut. A tile lies in one page. Shared memory is swizzled by 16 bytes: a tile's row r
- * keeps unit u at u ^ (r % 8), which makes every ldmatrix free of bank conflicts. Stateless. */
+ * A block takes 128 tokens of one span and one query head: four warps of 32 tokens each. It walks the keys
+ * from position 0 in tiles of 64, two tiles in flight through shared memory (cp.async), with a running
+ * maximum and sum for every token; tiles past a token's own position leave its state exactly as it is, so
+ * the result does not depend on how a prompt was cut. A tile lies in one page. Shared memory is swizzled by
+ * 16 bytes: a tile's row r keeps unit u at u ^ (r % 8), which makes every ldmatrix free of bank conflicts.
+ * Stateless. */
 #include "compute/cuda/prefill.cuh"
 
 enum { WARPS = 4, THREADS = 32 * WARPS, M_TILES = TOKENS / WARPS / 16, N_TILES = KEYS / 8 };
@@ -15,15 +16,16 @@ template <int DIM> struct tile_memory {
 };
 
 /* Address of 16 bytes (unit) of a row in shared memory. */
-template <int DIM> __device__ __forceinline__ uint32_t unit_at(const uint16_t *tile, uint32_t row, uint32_t unit)
+template <int DIM>
+__device__ __forceinline__ uint32_t unit_at(const uint16_t *tile, uint32_t row, uint32_t unit)
 {
     return shared_address(tile) + row * DIM * 2 + ((unit ^ (row & 7)) << 4);
 }
 
 /* Rounds the block's queries into shared memory; rows past the span are zero. */
 template <bool BF16, int DIM>
-__device__ __forceinline__ void load_queries(uint16_t *tile, const struct cuda_prefill &p, const struct cuda_span &span,
-                                             uint32_t first, uint32_t q_head)
+__device__ __forceinline__ void load_queries(uint16_t *tile, const struct cuda_prefill &p,
+                                             const struct cuda_span &span, uint32_t first, uint32_t q_head)
 {
     for (uint32_t i = threadIdx.x; i < TOKENS * DIM / 8; i += THREADS) {
         uint32_t row = i / (DIM / 8), unit = i % (DIM / 8);
@@ -34,8 +36,8 @@ __device__ __forceinline__ void load_queries(uint16_t *tile, const struct cuda_p
 
 /* Starts the copy of keys [KEYS * t, + KEYS) and their values; keys from `end` on are zero. */
 template <int DIM>
-__device__ __forceinline__ void load_keys(struct tile_memory<DIM> *m, const struct cuda_prefill &p, const uint64_t *at,
-                                          uint32_t head, uint32_t t, uint32_t end)
+__device__ __forceinline__ void load_keys(struct tile_memory<DIM> *m, const struct cuda_prefill &p,
+                                          const uint64_t *at, uint32_t head, uint32_t t, uint32_t end)
 {
     enum { UNITS = DIM / 4 }; /* of K and V */
     struct tile_source source = tile_source(p, at, head, t * KEYS, end);
@@ -77,7 +79,8 @@ __device__ __forceinline__ void score_tile(float (*s)[N_TILES][4], const uint16_
 
 /* acc += p v; p is made from the scores' registers. */
 template <bool BF16, int DIM>
-__device__ __forceinline__ void add_values(float (*acc)[DIM / 8][4], const float (*s)[N_TILES][4], const uint16_t *v)
+__device__ __forceinline__ void add_values(float (*acc)[DIM / 8][4], const float (*s)[N_TILES][4],
+                                           const uint16_t *v)
 {
     uint32_t lane = threadIdx.x % 32, matrix = lane / 8, r = lane % 8;
 #pragma unroll
@@ -157,14 +160,14 @@ int cuda_prefill_hopper(int device)
 {
     int major = 0, minor = 0;
     return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-           cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess && major == 9 &&
-           minor == 0;
+           cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess &&
+           major == 9 && minor == 0;
 }
 
 int cuda_prefill(const struct cuda_prefill *p, struct CUstream_st *stream)
 {
-    if (!view_is_valid(&p->kv) || p->kv.slotted || p->kv.page_tokens % KEYS || p->kv_heads == 0 || p->q_heads == 0 ||
-        p->q_heads % p->kv_heads || (p->head_dim != 64 && p->head_dim != 128) ||
+    if (!view_is_valid(&p->kv) || p->kv.slotted || p->kv.page_tokens % KEYS || p->kv_heads == 0 ||
+        p->q_heads == 0 || p->q_heads % p->kv_heads || (p->head_dim != 64 && p->head_dim != 128) ||
         p->kv.piece_bytes < 4 * p->head_dim || (p->out_type != DTYPE_F32 && p->out_type != DTYPE_BF16) ||
         p->q_stride % 4 || !is_aligned(p->q, 16) || !is_aligned(p->out, 8) || p->q_heads > 65535 ||
         p->span_count > 65535)

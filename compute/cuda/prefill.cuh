@@ -1,6 +1,6 @@
-/* What both forms of prefill attention share: blocks of TOKENS tokens that walk tiles of KEYS keys, the running softmax,
- * and the sources of tiles. A warp has M_TILES tiles of 16 tokens; scores and accumulators lie as in mma_16x8x16's
- * results. Device code only. */
+/* What both forms of prefill attention share: blocks of TOKENS tokens that walk tiles of KEYS keys, the
+ * running softmax, and the sources of tiles. A warp has M_TILES tiles of 16 tokens; scores and accumulators
+ * lie as in mma_16x8x16's results. Device code only. */
 #ifndef COMPUTE_CUDA_PREFILL_CUH
 #define COMPUTE_CUDA_PREFILL_CUH
 
@@ -10,12 +10,13 @@ enum { TOKENS = 128, KEYS = 64 };
 
 /* Eight of a token's query elements, rounded; zeros past the span. */
 template <bool BF16>
-__device__ __forceinline__ uint4 query_unit(const struct cuda_prefill &p, const struct cuda_span &span, uint32_t token,
-                                            uint32_t q_head, uint32_t unit)
+__device__ __forceinline__ uint4 query_unit(const struct cuda_prefill &p, const struct cuda_span &span,
+                                            uint32_t token, uint32_t q_head, uint32_t unit)
 {
     if (token >= span.count)
         return make_uint4(0, 0, 0, 0);
-    const float *q = p.q + (span.first + (uint64_t)token) * p.q_stride + (uint64_t)q_head * p.head_dim + unit * 8;
+    const float *q =
+        p.q + (span.first + (uint64_t)token) * p.q_stride + (uint64_t)q_head * p.head_dim + unit * 8;
     float4 a = *(const float4 *)q, b = *(const float4 *)(q + 4);
     return make_uint4(pack<BF16>(a.x, a.y), pack<BF16>(a.z, a.w), pack<BF16>(b.x, b.y), pack<BF16>(b.z, b.w));
 }
@@ -50,27 +51,30 @@ struct token_state {
 
 /* Masks, moves the running maximum, and turns scores into weights; `scale` holds log2(e). */
 template <int DIM, int M_TILES>
-__device__ __forceinline__ void update(float (*s)[KEYS / 8][4], float (*acc)[DIM / 8][4], struct token_state (*state)[2],
-                                       uint32_t position, uint32_t key, float scale)
+__device__ __forceinline__ void update(float (*s)[KEYS / 8][4], float (*acc)[DIM / 8][4],
+                                       struct token_state (*state)[2], uint32_t position, uint32_t key,
+                                       float scale)
 {
     enum { N_TILES = KEYS / 8 };
     uint32_t row = threadIdx.x % 32 / 4, column = threadIdx.x % 4;
+    bool masked = key + KEYS - 1 > position; /* for some token of the warp */
 #pragma unroll
     for (int m = 0; m < M_TILES; m++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             uint32_t own = position + m * 16 + half * 8 + row;
             float max = state[m][half].max;
-            bool masked = key + KEYS - 1 > own;
+            if (masked) {
+#pragma unroll
+                for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+                    for (int e = 0; e < 2; e++)
+                        if (key + n * 8 + 2 * column + e > own)
+                            s[m][n][2 * half + e] = -INFINITY;
+            }
 #pragma unroll
             for (int n = 0; n < N_TILES; n++)
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    float *at = &s[m][n][2 * half + e];
-                    if (masked && key + n * 8 + 2 * column + e > own)
-                        *at = -INFINITY;
-                    max = fmaxf(max, *at);
-                }
+                max = fmaxf(max, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
             max = fmaxf(max, __shfl_xor_sync(FULL_WARP, max, 1));
             max = fmaxf(max, __shfl_xor_sync(FULL_WARP, max, 2));
             float base = max * scale, factor = exp2_fast((state[m][half].max - max) * scale), sum = 0;
@@ -84,6 +88,9 @@ __device__ __forceinline__ void update(float (*s)[KEYS / 8][4], float (*acc)[DIM
                 }
             state[m][half].max = max;
             state[m][half].sum = state[m][half].sum * factor + sum;
+            if (!__any_sync(FULL_WARP,
+                            factor != 1)) /* a factor of 1 changes nothing, and most tiles have it */
+                continue;
 #pragma unroll
             for (int n = 0; n < DIM / 8; n++) {
                 acc[m][n][2 * half] *= factor;

@@ -1,9 +1,9 @@
 /* Causal attention of prompts over pages, for Hopper (sm_90a).
  *
- * A block takes 128 tokens of one span and one query head, 64 for each of its two warpgroups, and walks the keys as
- * prefill.cu does, with the same guarantees: two tiles of 64 keys in flight through shared memory, a running softmax in
- * registers, products by wgmma. Two blocks share a multiprocessor, so that one's softmax runs beside the other's
- * products. Stateless. */
+ * A block takes 128 tokens of one span and one query head, 64 for each of its two warpgroups, and walks the
+ * keys as prefill.cu does, with the same guarantees: two tiles of 64 keys in flight through shared memory,
+ * a running softmax in registers, products by wgmma. Two blocks share a multiprocessor, so that one's
+ * softmax runs beside the other's products. Stateless. */
 #include "compute/cuda/hopper.cuh"
 #include "compute/cuda/prefill.cuh"
 
@@ -35,8 +35,8 @@ __device__ __forceinline__ void load_queries(struct tile_memory<DIM> *m, const s
 }
 
 template <int DIM>
-__device__ __forceinline__ void load_keys(struct tile_memory<DIM> *m, const struct cuda_prefill &p, const uint64_t *at,
-                                          uint32_t head, uint32_t t, uint32_t end)
+__device__ __forceinline__ void load_keys(struct tile_memory<DIM> *m, const struct cuda_prefill &p,
+                                          const uint64_t *at, uint32_t head, uint32_t t, uint32_t end)
 {
     enum { UNITS = DIM / 8 };
     struct tile_source source = tile_source(p, at, head, t * KEYS, end);
@@ -80,7 +80,8 @@ __device__ __forceinline__ void take_tile(struct tile_memory<DIM> *m, uint32_t t
     wgmma_begin();
 #pragma unroll
     for (int step = 0; step < KEYS / 16; step++)
-        wgmma_values<BF16, DIM>(&acc[0][0][0], weights[step], panel_by_column(v + step * 16 * 128, KEYS * 128));
+        wgmma_values<BF16, DIM>(&acc[0][0][0], weights[step],
+                                panel_by_column(v + step * 16 * 128, KEYS * 128));
     wgmma_end();
 }
 
@@ -98,7 +99,8 @@ __device__ __forceinline__ void run(const struct cuda_prefill &p, struct tile_me
     load_queries<BF16, DIM>(m, p, span, first, q_head);
     float acc[1][DIM / 8][4] = {};
     struct token_state state[1][2] = {{{-INFINITY, 0}, {-INFINITY, 0}}};
-    uint32_t token = first + threadIdx.x / 32 * 16, last = span.position + first + threadIdx.x / 128 * 64 + 63;
+    uint32_t token = first + threadIdx.x / 32 * 16,
+             last = span.position + first + threadIdx.x / 128 * 64 + 63;
     for (uint32_t t = 0; t * KEYS < end; t++) {
         if ((t + 1) * KEYS < end) {
             load_keys<DIM>(m, p, at, head, t + 1, end);
@@ -125,7 +127,8 @@ __device__ __forceinline__ void run(const struct cuda_prefill &, struct tile_mem
 
 #endif
 
-template <bool BF16, int DIM> __global__ void __launch_bounds__(THREADS, 2) hopper_kernel(struct cuda_prefill p)
+template <bool BF16, int DIM>
+__global__ void __launch_bounds__(THREADS, 2) hopper_kernel(struct cuda_prefill p)
 {
     extern __shared__ __align__(1024) uint8_t memory[];
     run<BF16, DIM>(p, (struct tile_memory<DIM> *)memory);
@@ -134,7 +137,8 @@ template <bool BF16, int DIM> __global__ void __launch_bounds__(THREADS, 2) hopp
 template <bool BF16, int DIM> static int launch(const struct cuda_prefill *p, cudaStream_t stream)
 {
     int bytes = (int)sizeof(struct tile_memory<DIM>);
-    if (cudaFuncSetAttribute(hopper_kernel<BF16, DIM>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) != cudaSuccess)
+    if (cudaFuncSetAttribute(hopper_kernel<BF16, DIM>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) !=
+        cudaSuccess)
         return -EIO;
     dim3 grid(ceil_div(p->span_max, TOKENS), p->q_heads, p->span_count);
     hopper_kernel<BF16, DIM><<<grid, THREADS, bytes, stream>>>(*p);

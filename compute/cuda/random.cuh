@@ -1,5 +1,6 @@
-/* The sampler's random number, on host and device: the low half of the 128-bit XXH3 of {sequence, position} with
- * the seed (base/hash.h), as a number in [0, 1). XXH3 of 16 bytes, from its published description. No state. */
+/* The sampler's random number, on host and device: the low half of the 128-bit XXH3 of {sequence, position}
+ * with the seed (base/hash.h), as a number in [0, 1). XXH3 of 16 bytes, from its published description. No
+ * state. */
 #ifndef COMPUTE_CUDA_RANDOM_CUH
 #define COMPUTE_CUDA_RANDOM_CUH
 
@@ -9,7 +10,7 @@
 #define RANDOM_PRIME64_2 0xC2B2AE3D27D4EB4Full
 #define RANDOM_PRIME32_2 0x85EBCA77u
 /* Words 4 to 7 of the algorithm's default secret, xored in pairs. */
-#define RANDOM_FLIP_LOW (0x78E5C0CC4EE679CBull ^ 0x2172FFCC7DD05A82ull)
+#define RANDOM_FLIP_LOW  (0x78E5C0CC4EE679CBull ^ 0x2172FFCC7DD05A82ull)
 #define RANDOM_FLIP_HIGH (0x8E2443F7744608B8ull ^ 0x4C263A81E69035E0ull)
 
 __host__ __device__ static inline uint64_t random_high_half(uint64_t a, uint64_t b)

@@ -1,10 +1,10 @@
 /* The retriever's scores: softmax of every query head over all keys of its sequence, pooled over the group.
  *
- * Two passes. The first reads every key once for all query heads of the group, as attention.cu does, and leaves
- * scores and, for each 512 of them, the maximum and the sum of exponentials. The second finds each head's maximum
- * and sum from these, in order, and pools. Scores take q_heads * count floats of the caller's memory; keys, which
- * are head_dim / 2 times (group 1) to head_dim / 16 times (group 8) as many bytes, are never read twice.
- * Stateless. */
+ * Two passes. The first reads every key once for all query heads of the group, as attention.cu does, and
+ * leaves scores and, for each 512 of them, the maximum and the sum of exponentials. The second finds each
+ * head's maximum and sum from these, in order, and pools. Scores take q_heads * count floats of the
+ * caller's memory; keys, which are head_dim / 2 times (group 1) to head_dim / 16 times (group 8) as many
+ * bytes, are never read twice. Stateless. */
 #include "compute/cuda/rows.cuh"
 
 enum {
@@ -39,8 +39,9 @@ struct pass {
     float *stats; /* [n][q_heads][chunks][max, sum] */
 };
 
-__device__ __forceinline__ uint64_t key_offset(const struct cuda_key_view &keys, const uint64_t *at, uint32_t head,
-                                               uint32_t position, uint32_t key_bytes, bool *ret_valid)
+__device__ __forceinline__ uint64_t key_offset(const struct cuda_key_view &keys, const uint64_t *at,
+                                               uint32_t head, uint32_t position, uint32_t key_bytes,
+                                               bool *ret_valid)
 {
     uint32_t chunk = position / keys.chunk_tokens, inside = position - chunk * keys.chunk_tokens;
     *ret_valid = chunk < keys.at_count;
@@ -51,7 +52,8 @@ __device__ __forceinline__ uint64_t key_offset(const struct cuda_key_view &keys,
     return offset <= last ? offset : last;
 }
 
-__device__ __forceinline__ uint32_t count_of(const struct cuda_retrieval &r, uint32_t query, uint32_t *ret_row)
+__device__ __forceinline__ uint32_t count_of(const struct cuda_retrieval &r, uint32_t query,
+                                             uint32_t *ret_row)
 {
     *ret_row = r.rows ? r.rows[query] : query;
     return *ret_row < r.row_count ? min(r.counts[query], r.count_max) : 0;
@@ -72,7 +74,8 @@ __device__ __forceinline__ void store_scores(float *out, const float *s, uint32_
 /* One warp's keys: writes scores to out [0 .. count), returns their maximum and the sum of exponentials. */
 template <bool BF16, int DIM>
 __device__ __forceinline__ float2 score_keys(float *out, struct stage<DIM * 2> *ring, const uint32_t (*q)[4],
-                                             const uint8_t *base, const uint64_t *offset, uint32_t count, float scale)
+                                             const uint8_t *base, const uint64_t *offset, uint32_t count,
+                                             float scale)
 {
     float max = -INFINITY, sum = 0;
 #pragma unroll
@@ -112,11 +115,12 @@ __device__ __forceinline__ float2 score_keys(float *out, struct stage<DIM * 2> *
 
 template <bool BF16, int DIM> __global__ void __launch_bounds__(THREADS, RESIDENT) score_kernel(struct pass p)
 {
-    extern __shared__ __align__(128) uint8_t raw_memory[];
+    extern __shared__ __align__(1024) uint8_t raw_memory[];
     __shared__ float2 state_of[WARPS][8];
     struct stage<DIM * 2> *ring = (struct stage<DIM * 2> *)raw_memory + threadIdx.x / 32 * STAGES;
     const struct cuda_retrieval &r = p.r;
-    uint32_t chunk = blockIdx.x, head = blockIdx.y, query = blockIdx.z, group = r.q_heads / r.kv_heads, table_row;
+    uint32_t chunk = blockIdx.x, head = blockIdx.y, query = blockIdx.z, group = r.q_heads / r.kv_heads,
+             table_row;
     uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4;
     uint32_t all = count_of(r, query, &table_row), first = chunk * CHUNK + warp * WARP_KEYS;
     if (chunk * CHUNK >= all)
@@ -225,11 +229,12 @@ template <bool BF16, int DIM> static int launch_scores(const struct pass *p, cud
 
 int cuda_retrieval(const struct cuda_retrieval *r, struct CUstream_st *stream)
 {
-    if (!keys_are_valid(&r->keys, r->head_dim) || r->kv_heads == 0 || r->q_heads == 0 || r->q_heads % r->kv_heads ||
-        r->q_heads / r->kv_heads > CUDA_GROUP_MAX || (r->head_dim != 64 && r->head_dim != 128) ||
-        r->count_max == 0 || r->weight_stride % 4 || r->weight_stride < r->count_max || r->q_stride % 4 ||
-        !is_aligned(r->q, 16) || !is_aligned(r->weights, 16) || !is_aligned(r->work, 16) || !r->work ||
-        r->n > 65535 || r->kv_heads > 65535)
+    if (!keys_are_valid(&r->keys, r->head_dim) || r->kv_heads == 0 || r->q_heads == 0 ||
+        r->q_heads % r->kv_heads || r->q_heads / r->kv_heads > CUDA_GROUP_MAX ||
+        (r->head_dim != 64 && r->head_dim != 128) || r->count_max == 0 || r->weight_stride % 4 ||
+        r->weight_stride < r->count_max || r->q_stride % 4 || !is_aligned(r->q, 16) ||
+        !is_aligned(r->weights, 16) || !is_aligned(r->work, 16) || !r->work || r->n > 65535 ||
+        r->kv_heads > 65535)
         return -EINVAL;
     if (r->n == 0)
         return 0;
@@ -249,7 +254,8 @@ int cuda_retrieval(const struct cuda_retrieval *r, struct CUstream_st *stream)
 }
 
 /* A thread takes 8 elements of a key. */
-template <bool BF16> __global__ void __launch_bounds__(APPEND_THREADS) append_kernel(struct cuda_keys_append a)
+template <bool BF16>
+__global__ void __launch_bounds__(APPEND_THREADS) append_kernel(struct cuda_keys_append a)
 {
     uint32_t units = a.head_dim / 8;
     uint64_t i = (uint64_t)blockIdx.x * APPEND_THREADS + threadIdx.x;
@@ -260,8 +266,8 @@ template <bool BF16> __global__ void __launch_bounds__(APPEND_THREADS) append_ke
     if (row >= a.row_count)
         return;
     bool valid;
-    uint64_t offset = key_offset(a.keys, a.keys.at + row * a.keys.row_stride, head, a.positions[t], a.head_dim * 2,
-                                 &valid);
+    uint64_t offset =
+        key_offset(a.keys, a.keys.at + row * a.keys.row_stride, head, a.positions[t], a.head_dim * 2, &valid);
     if (!valid)
         return;
     const float *from = a.k + t * a.stride + (uint64_t)head * a.head_dim + unit * 8;

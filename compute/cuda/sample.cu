@@ -1,10 +1,10 @@
 /* The next token of every sequence: what model/sampler.c chooses, without the logits leaving the GPU.
  *
- * One block a row. The CPU walks candidates in descending order; here the walk's end is found by radix selection: by
- * count for top_k, by mass for top_p and for the draw. The first digit is the distance from the best logit in steps
- * of 1/64, which spreads a vocabulary evenly over the bins; the others are those of the keys. Masses are integers
- * (units of 2^-42 of the best token's), so their sums depend on no order; they are kept as three limbs of 14 bits
- * that shared memory adds up without carries. Stateless. */
+ * One block a row. The CPU walks candidates in descending order; here the walk's end is found by radix
+ * selection: by count for top_k, by mass for top_p and for the draw. The first digit is the distance from
+ * the best logit in steps of 1/64, which spreads a vocabulary evenly over the bins; the others are those of
+ * the keys. Masses are integers (units of 2^-42 of the best token's), so their sums depend on no order;
+ * they are kept as three limbs of 14 bits that shared memory adds up without carries. Stateless. */
 #include "compute/cuda/random.cuh"
 #include "compute/cuda/select.cuh"
 
@@ -17,8 +17,8 @@ struct candidates {
     const float *logits;
     uint32_t vocab;
     float best;
-    double least;   /* logits below weigh nothing (min_p) */
-    double inverse; /* 1 / temperature of the weights */
+    double least;       /* logits below weigh nothing (min_p) */
+    double inverse;     /* 1 / temperature of the weights */
     uint32_t cut, ties; /* keys above `cut`, and the first `ties` of exactly this key; cut 0: all */
 };
 
@@ -85,24 +85,27 @@ __device__ __forceinline__ uint32_t linear_bin(const struct candidates &c, float
     return SELECT_BINS - 1 - (uint32_t)steps;
 }
 
-/* Pass 0 is the linear digit, 1 to 3 are the key's. */
-__device__ __forceinline__ bool digit_of(const struct candidates &c, float logit, uint32_t key, struct prefix prefix,
+/* Pass 0 is the linear digit, 1 to 3 are the key's; false where an earlier digit differs. */
+__device__ __forceinline__ bool digit_of(const struct candidates &c, float logit, struct prefix prefix,
                                          int pass, uint32_t *ret_bin)
 {
-    uint32_t linear = linear_bin(c, logit);
-    if (pass == 0) {
-        *ret_bin = linear;
+    uint32_t linear = linear_bin(c, logit), key;
+    *ret_bin = linear;
+    if (pass == 0)
         return true;
-    }
+    if (linear != prefix.linear)
+        return false;
+    key = key_of(logit);
     *ret_bin = key >> select_shift(pass - 1) & select_mask(pass - 1);
-    return linear == prefix.linear && select_matches(key, prefix.key, pass - 1);
+    return select_matches(key, prefix.key, pass - 1);
 }
 
-__device__ __forceinline__ void add_candidate(struct select_memory *m, const struct candidates &c, enum goal_kind kind,
-                                              struct prefix prefix, int pass, float logit)
+__device__ __forceinline__ void add_candidate(struct select_memory *m, const struct candidates &c,
+                                              enum goal_kind kind, struct prefix prefix, int pass,
+                                              float logit)
 {
-    uint32_t key = key_of(logit), bin;
-    if ((c.cut && key <= c.cut) || !digit_of(c, logit, key, prefix, pass, &bin))
+    uint32_t bin;
+    if (!digit_of(c, logit, prefix, pass, &bin) || (c.cut && key_of(logit) <= c.cut))
         return;
     if (kind == GOAL_COUNT)
         atomicAdd(&m->bins[0][bin], 1u);
@@ -111,8 +114,8 @@ __device__ __forceinline__ void add_candidate(struct select_memory *m, const str
 }
 
 /* Totals of one pass's digits. Rows that begin on 16 bytes are read four at a time. */
-__device__ __forceinline__ void fill_bins(struct select_memory *m, const struct candidates &c, enum goal_kind kind,
-                                          struct prefix prefix, int pass)
+__device__ __forceinline__ void fill_bins(struct select_memory *m, const struct candidates &c,
+                                          enum goal_kind kind, struct prefix prefix, int pass)
 {
     for (uint32_t i = threadIdx.x; i < LIMBS * SELECT_BINS; i += SELECT_THREADS)
         (&m->bins[0][0])[i] = 0;
@@ -131,7 +134,7 @@ __device__ __forceinline__ void fill_bins(struct select_memory *m, const struct 
     __syncthreads();
     /* Those of the cut's own key, of which only some are candidates, all weigh the same. */
     uint32_t bin;
-    if (threadIdx.x == 0 && c.cut && digit_of(c, value_of(c.cut), c.cut, prefix, pass, &bin)) {
+    if (threadIdx.x == 0 && c.cut && digit_of(c, value_of(c.cut), prefix, pass, &bin)) {
         uint64_t mass = mass_of(c, value_of(c.cut));
         for (int l = 0; l < LIMBS; l++, mass >>= LIMB_BITS)
             m->bins[l][bin] += ((uint32_t)mass & ((1u << LIMB_BITS) - 1)) * c.ties;
@@ -139,8 +142,8 @@ __device__ __forceinline__ void fill_bins(struct select_memory *m, const struct 
     __syncthreads();
 }
 
-/* share * total, share in [0, 1), rounded down or up without an error on the way: a share that falls on the edge of
- * a candidate must not slip to the next. */
+/* share * total, share in [0, 1), rounded down or up without an error on the way: a share that falls on the
+ * edge of a candidate must not slip to the next. */
 __device__ __forceinline__ uint64_t share_of(double share, uint64_t total, bool up)
 {
     int exponent;
@@ -165,9 +168,11 @@ __device__ __forceinline__ uint64_t goal_of(const struct goal &goal, uint64_t to
     return units < 1 ? 1 : units < total ? units : total;
 }
 
-/* One digit: the bin in which the goal is reached, and the total of the bins above. *ret_total: of all candidates. */
-__device__ struct select_found select_digit(struct select_memory *m, const struct candidates &c, const struct goal &goal,
-                                            struct prefix prefix, int pass, uint64_t *want)
+/* One digit: the bin in which the goal is reached, and the total of the bins above. *ret_total: of all
+ * candidates. */
+__device__ struct select_found select_digit(struct select_memory *m, const struct candidates &c,
+                                            const struct goal &goal, struct prefix prefix, int pass,
+                                            uint64_t *want)
 {
     fill_bins(m, c, goal.kind, prefix, pass);
     uint32_t high = SELECT_BINS - 1 - 2 * threadIdx.x;
@@ -204,7 +209,8 @@ __device__ struct found select_walk(struct select_memory *m, const struct candid
 }
 
 /* Copies the candidates from linear bin `least` up to the list; false where they are too many. */
-__device__ bool fill_list(struct select_memory *m, const struct candidates &c, uint32_t least, uint32_t *ret_count)
+__device__ bool fill_list(struct select_memory *m, const struct candidates &c, uint32_t least,
+                          uint32_t *ret_count)
 {
     enum { EACH = 4 };
     uint64_t used = 0;
@@ -234,7 +240,8 @@ __device__ bool fill_list(struct select_memory *m, const struct candidates &c, u
     return used <= LIST;
 }
 
-/* The first digit leaves few candidates of a vocabulary that is not flat: the rest of the work is theirs alone. */
+/* The first digit leaves few candidates of a vocabulary that is not flat: the rest of the work is theirs
+ * alone. */
 __device__ void narrow(struct select_memory *m, struct candidates *c, struct goal *goal)
 {
     struct prefix none = {0, 0};

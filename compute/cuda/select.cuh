@@ -1,5 +1,5 @@
-/* Radix selection by one block of SELECT_THREADS threads: keys whose unsigned order is the order of the values, and
- * the search for the bin in which a descending running total reaches a goal. Device code only. */
+/* Radix selection by one block of SELECT_THREADS threads: keys whose unsigned order is the order of the
+ * values, and the search for the bin in which a descending running total reaches a goal. Device code only. */
 #ifndef COMPUTE_CUDA_SELECT_CUH
 #define COMPUTE_CUDA_SELECT_CUH
 

@@ -1,9 +1,9 @@
 /* Deterministic Top-K: the k largest of each row, ties to the lower position, ascending.
  *
- * One block a row. Three passes count the digits of the keys (11, 11 and 10 bits) and narrow down to the exact k-th
- * key; a last pass walks the row in order and writes the positions that it takes. Rows of 32K values stay in the
- * L2 cache, so only the first pass touches memory. Integer counts alone decide, so the result is the same on every
- * run. Stateless. */
+ * One block a row. Three passes count the digits of the keys (11, 11 and 10 bits) and narrow down to the
+ * exact k-th key; a last pass walks the row in order and writes the positions that it takes. Rows of 32K
+ * values stay in the L2 cache, so only the first pass touches memory. Integer counts alone decide, so the
+ * result is the same on every run. Stateless. */
 #include "compute/cuda/select.cuh"
 
 enum { TILE = 4 * SELECT_THREADS };
@@ -15,7 +15,8 @@ struct row {
 };
 
 /* Four neighbours; what lies outside [first, end) gets key 0, below every value's key. */
-__device__ __forceinline__ void load_tile(const struct row &row, uint32_t at, float *ret_value, uint32_t *ret_key)
+__device__ __forceinline__ void load_tile(const struct row &row, uint32_t at, float *ret_value,
+                                          uint32_t *ret_key)
 {
     float4 v = make_float4(0, 0, 0, 0);
     if (at < row.end)
@@ -72,8 +73,8 @@ __device__ __forceinline__ uint32_t kth_key(const struct row &row, uint32_t k, u
 }
 
 /* Writes the taken positions of [aligned, end) in order; returns this thread's share of the mass. */
-__device__ __forceinline__ double write_taken(const struct row &row, uint32_t least, uint32_t ties, uint32_t want,
-                                              uint32_t *index)
+__device__ __forceinline__ double write_taken(const struct row &row, uint32_t least, uint32_t ties,
+                                              uint32_t want, uint32_t *index)
 {
     __shared__ uint64_t scan[2][SELECT_WARPS];
     uint64_t above = 0, equal = 0;
@@ -142,8 +143,9 @@ __global__ void __launch_bounds__(SELECT_THREADS) topk_kernel(struct cuda_topk t
 
 int cuda_topk(const struct cuda_topk *t, struct CUstream_st *stream)
 {
-    if (t->heads == 0 || t->end_max == 0 || t->end_max > CUDA_TOPK_MAX || t->stride % 4 || t->stride < t->end_max ||
-        t->index_stride < (t->k < t->end_max ? t->k : t->end_max) || !is_aligned(t->values, 16) || !t->end)
+    if (t->heads == 0 || t->end_max == 0 || t->end_max > CUDA_TOPK_MAX || t->stride % 4 ||
+        t->stride < t->end_max || t->index_stride < (t->k < t->end_max ? t->k : t->end_max) ||
+        !is_aligned(t->values, 16) || !t->end)
         return -EINVAL;
     if (t->rows == 0)
         return 0;

@@ -1,5 +1,5 @@
-/* What the tests of the CUDA operators share: a table of tests, device memory that is freed after each, random
- * inputs, and comparison with the CPU's results. One thread. */
+/* What the tests of the CUDA operators share: a table of tests, device memory that is freed after each,
+ * random inputs, and comparison with the CPU's results. One thread. */
 #ifndef TESTS_GPU_GPU_TEST_H
 #define TESTS_GPU_GPU_TEST_H
 
@@ -40,12 +40,13 @@ float *gpu_normals(size_t count, float scale);
 uint16_t *gpu_bf16(const float *x, size_t count);
 float *gpu_from_bf16(const uint16_t *x, size_t count);
 
-/* Records ||out - ref|| / ||ref|| for the report, and fails above `most`, or where one is NaN and one is not. */
+/* Records ||out - ref|| / ||ref|| for the report, and fails above `most`, or where one is NaN and one is
+ * not. */
 void gpu_compare(const char *what, const float *out, const float *ref, size_t count, double most);
 void gpu_equal(const char *what, const void *a, const void *b, size_t bytes);
 void gpu_expect(bool holds, const char *file, int line, const char *what);
 
 #define EXPECT(holds) gpu_expect((holds), __FILE__, __LINE__, #holds)
-#define COUNT_OF(a) ((int)(sizeof(a) / sizeof *(a)))
+#define COUNT_OF(a)   ((int)(sizeof(a) / sizeof *(a)))
 
 #endif

@@ -1,4 +1,5 @@
-/* Attention over lists and prompts against the CPU's, bit-equality across layouts and company, bad indices. */
+/* Attention over lists and prompts against the CPU's, bit-equality across layouts and company, bad indices.
+ */
 #include <cuda_runtime_api.h>
 #include <errno.h>
 
@@ -56,9 +57,11 @@ static uint64_t *shuffled(uint32_t entries, uint64_t bytes)
 }
 
 /* Every piece is filled; what lies past `used` positions is NaN. */
-static struct cache make_cache(enum dtype type, uint32_t rows, uint32_t kv_heads, uint32_t dim, uint32_t capacity)
+static struct cache make_cache(enum dtype type, uint32_t rows, uint32_t kv_heads, uint32_t dim,
+                               uint32_t capacity)
 {
-    struct cache c = {.type = type, .rows = rows, .kv_heads = kv_heads, .dim = dim, .piece = 4 * dim, .units = 96};
+    struct cache c = {
+        .type = type, .rows = rows, .kv_heads = kv_heads, .dim = dim, .piece = 4 * dim, .units = 96};
     c.pages = (capacity + PAGE - 1) / PAGE + 1;
     c.capacity = capacity;
     c.slabs = (kv_heads * capacity + c.units - 1) / c.units;
@@ -76,9 +79,14 @@ static struct cache make_cache(enum dtype type, uint32_t rows, uint32_t kv_heads
                 put(&c, piece_at(&c, false, r, h, p));
                 memcpy(piece_at(&c, true, r, h, slot_of(&c, p)), piece_at(&c, false, r, h, p), c.piece);
             }
-    struct cuda_kv_view kv = {.base = gpu_upload(c.paged, paged_bytes), .device_bytes = paged_bytes,
-                              .at = gpu_upload(c.page_at, rows * c.pages * 8), .row_stride = c.pages,
-                              .at_count = c.pages, .page_tokens = PAGE, .piece_bytes = c.piece, .type = type};
+    struct cuda_kv_view kv = {.base = gpu_upload(c.paged, paged_bytes),
+                              .device_bytes = paged_bytes,
+                              .at = gpu_upload(c.page_at, rows * c.pages * 8),
+                              .row_stride = c.pages,
+                              .at_count = c.pages,
+                              .page_tokens = PAGE,
+                              .piece_bytes = c.piece,
+                              .type = type};
     c.device_paged = kv;
     kv.base = gpu_upload(c.slotted, slotted_bytes);
     kv.device_bytes = slotted_bytes;
@@ -130,18 +138,28 @@ static struct cuda_attn make_attn(const struct cache *c, const struct lists *l, 
                                   const float *q)
 {
     uint32_t q_heads = c->kv_heads * group;
-    struct cuda_attn a = {.kv = slotted ? c->device_slotted : c->device_paged, .out_type = DTYPE_F32, .q = q,
-                          .q_stride = (uint64_t)q_heads * c->dim, .counts = l->device_counts,
-                          .count_stride = c->kv_heads, .items = slotted ? l->device_slots : l->device_positions,
-                          .item_stride = (uint64_t)c->kv_heads * l->list_max, .row_count = c->rows,
-                          .list_max = l->list_max, .n = c->rows, .q_heads = q_heads, .kv_heads = c->kv_heads,
-                          .head_dim = c->dim, .scale = 1 / sqrtf((float)c->dim)};
+    struct cuda_attn a = {.kv = slotted ? c->device_slotted : c->device_paged,
+                          .out_type = DTYPE_F32,
+                          .q = q,
+                          .q_stride = (uint64_t)q_heads * c->dim,
+                          .counts = l->device_counts,
+                          .count_stride = c->kv_heads,
+                          .items = slotted ? l->device_slots : l->device_positions,
+                          .item_stride = (uint64_t)c->kv_heads * l->list_max,
+                          .row_count = c->rows,
+                          .list_max = l->list_max,
+                          .n = c->rows,
+                          .q_heads = q_heads,
+                          .kv_heads = c->kv_heads,
+                          .head_dim = c->dim,
+                          .scale = 1 / sqrtf((float)c->dim)};
     a.out = gpu_alloc((size_t)c->rows * q_heads * c->dim * 4);
     a.work = gpu_alloc(cuda_attn_work_bytes(a.n, q_heads, c->dim, l->list_max));
     return a;
 }
 
-static void reference(float *out, const struct cache *c, const struct lists *l, uint32_t group, const float *q)
+static void reference(float *out, const struct cache *c, const struct lists *l, uint32_t group,
+                      const float *q)
 {
     struct attn_query queries[ROWS_MAX];
     struct attn_list lists[ROWS_MAX * 8];
@@ -149,8 +167,8 @@ static void reference(float *out, const struct cache *c, const struct lists *l, 
         lists[i] = (struct attn_list){l->counts[i], l->positions + (size_t)i * l->list_max};
     for (uint32_t r = 0; r < c->rows; r++)
         queries[r] = (struct attn_query){&c->view[r], lists + r * c->kv_heads, 0};
-    compute_attention(gpu_compute, out, q, queries, (int)c->rows, (int)(c->kv_heads * group), (int)c->kv_heads,
-                      (int)c->dim, 1 / sqrtf((float)c->dim));
+    compute_attention(gpu_compute, out, q, queries, (int)c->rows, (int)(c->kv_heads * group),
+                      (int)c->kv_heads, (int)c->dim, 1 / sqrtf((float)c->dim));
 }
 
 static void check_lists(enum dtype type, uint32_t dim, uint32_t group)
@@ -281,15 +299,23 @@ struct prompt {
     float *q, *device_q;
 };
 
-static float *run_prefill(const struct prompt *p, const struct cuda_span *spans, uint32_t count, uint32_t span_max)
+static float *run_prefill(const struct prompt *p, const struct cuda_span *spans, uint32_t count,
+                          uint32_t span_max)
 {
     size_t floats = (size_t)p->tokens * p->c.kv_heads * p->group * p->c.dim;
-    struct cuda_prefill f = {.kv = p->c.device_paged, .out = gpu_alloc(floats * 4), .out_type = DTYPE_F32,
-                             .q = p->device_q, .q_stride = (uint64_t)p->c.kv_heads * p->group * p->c.dim,
-                             .spans = gpu_upload(spans, count * sizeof *spans), .span_count = count,
-                             .span_max = span_max, .row_count = p->c.rows,
-                             .q_heads = p->c.kv_heads * p->group, .kv_heads = p->c.kv_heads,
-                             .head_dim = p->c.dim, .scale = 1 / sqrtf((float)p->c.dim),
+    struct cuda_prefill f = {.kv = p->c.device_paged,
+                             .out = gpu_alloc(floats * 4),
+                             .out_type = DTYPE_F32,
+                             .q = p->device_q,
+                             .q_stride = (uint64_t)p->c.kv_heads * p->group * p->c.dim,
+                             .spans = gpu_upload(spans, count * sizeof *spans),
+                             .span_count = count,
+                             .span_max = span_max,
+                             .row_count = p->c.rows,
+                             .q_heads = p->c.kv_heads * p->group,
+                             .kv_heads = p->c.kv_heads,
+                             .head_dim = p->c.dim,
+                             .scale = 1 / sqrtf((float)p->c.dim),
                              .hopper = p->hopper};
     EXPECT(cuda_prefill(&f, NULL) == 0);
     return gpu_download(f.out, floats * 4);
@@ -318,7 +344,8 @@ static void check_prefill(enum dtype type, uint32_t dim, uint32_t group)
                       (int)p.c.kv_heads, (int)dim, 1 / sqrtf((float)dim));
     for (p.hopper = 0; p.hopper <= cuda_prefill_hopper(0); p.hopper++) {
         float *out = run_prefill(&p, whole, 3, 300);
-        gpu_compare(p.hopper ? "prefill hopper" : "prefill", out, ref, count, type == DTYPE_F16 ? 2e-3 : 1e-2);
+        gpu_compare(p.hopper ? "prefill hopper" : "prefill", out, ref, count,
+                    type == DTYPE_F16 ? 2e-3 : 1e-2);
         gpu_equal("prefill cut", run_prefill(&p, cut, 8, 128), out, count * 4);
     }
 }

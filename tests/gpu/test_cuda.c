@@ -141,7 +141,8 @@ void gpu_compare(const char *what, const float *out, const float *ref, size_t co
         if (isnan(out[i]) && isnan(ref[i]))
             continue;
         if (isnan(out[i]) || isnan(ref[i]) || (isinf(ref[i]) && out[i] != ref[i])) {
-            snprintf(why, sizeof why, "element %zu: found %g, expected %g", i, (double)out[i], (double)ref[i]);
+            snprintf(why, sizeof why, "element %zu: found %g, expected %g", i, (double)out[i],
+                     (double)ref[i]);
             fail(what, why);
             return;
         }

@@ -9,11 +9,12 @@ static void test_embed(void)
 {
     enum { ROWS = 1000, COLS = 520, N = 9 };
     uint16_t *table = gpu_bf16(gpu_normals(ROWS * COLS, 1), ROWS * COLS);
-    uint32_t ids[N] = {0, 1, ROWS - 1, 77, 77, 500, 3, ROWS, UINT32_MAX}; /* the last two: brought into range */
+    uint32_t ids[N] = {0,   1, ROWS - 1, 77,        77,
+                       500, 3, ROWS,     UINT32_MAX}; /* the last two: brought into range */
     float ref[N * COLS], *out = gpu_alloc(sizeof ref);
     struct matrix matrix = {DTYPE_BF16, ROWS, COLS, table};
-    struct cuda_embed embed = {out, DTYPE_F32, gpu_upload(table, ROWS * COLS * 2), ROWS, COLS,
-                               gpu_upload(ids, sizeof ids), N};
+    struct cuda_embed embed = {
+        out, DTYPE_F32, gpu_upload(table, ROWS * COLS * 2), ROWS, COLS, gpu_upload(ids, sizeof ids), N};
     EXPECT(cuda_embed(&embed, NULL) == 0);
     ids[N - 2] = ids[N - 1] = ROWS - 1;
     compute_embed(gpu_compute, ref, &matrix, ids, N);
@@ -34,8 +35,14 @@ static void test_rmsnorm(void)
         size_t count = (size_t)N * dim;
         float *x = gpu_normals(count, 3), *add = gpu_normals(count, 1), *weight = gpu_normals(dim, 1);
         float *ref = gpu_host(count * 4), *out = gpu_alloc(count * 4), *device_x = gpu_upload(x, count * 4);
-        struct cuda_rmsnorm norm = {.out = out, .out_type = DTYPE_F32, .x = device_x, .n = N, .dim = dim, .eps = 1e-5f,
-                                    .weight = gpu_upload(weight, dim * 4), .weight_type = DTYPE_F32};
+        struct cuda_rmsnorm norm = {.out = out,
+                                    .out_type = DTYPE_F32,
+                                    .x = device_x,
+                                    .n = N,
+                                    .dim = dim,
+                                    .eps = 1e-5f,
+                                    .weight = gpu_upload(weight, dim * 4),
+                                    .weight_type = DTYPE_F32};
         EXPECT(cuda_rmsnorm(&norm, NULL) == 0);
         compute_rmsnorm(gpu_compute, ref, x, weight, N, (int)dim, 1e-5f);
         gpu_compare("rmsnorm", gpu_download(out, count * 4), ref, count, 1e-6);
@@ -52,7 +59,8 @@ static void test_rmsnorm(void)
 static void test_headnorm(void)
 {
     enum { N = 3, HEADS = 5, DIM = 128, STRIDE = 7 * DIM };
-    float *x = gpu_normals(N * STRIDE, 2), *weight = gpu_normals(DIM, 1), *device = gpu_upload(x, N * STRIDE * 4);
+    float *x = gpu_normals(N * STRIDE, 2), *weight = gpu_normals(DIM, 1),
+          *device = gpu_upload(x, N * STRIDE * 4);
     uint16_t *bf16 = gpu_bf16(weight, DIM);
     weight = gpu_from_bf16(bf16, DIM);
     struct cuda_headnorm norm = {device, STRIDE, gpu_upload(bf16, DIM * 2), DTYPE_BF16, N, HEADS, DIM, 1e-6f};
@@ -65,7 +73,8 @@ static void test_headnorm(void)
 static void test_swiglu_add_narrow(void)
 {
     enum { N = 3, DIM = 1028, STRIDE = 2 * DIM };
-    float *x = gpu_normals(N * STRIDE, 3), *both = gpu_upload(x, N * STRIDE * 4), *out = gpu_alloc(N * DIM * 4);
+    float *x = gpu_normals(N * STRIDE, 3), *both = gpu_upload(x, N * STRIDE * 4),
+          *out = gpu_alloc(N * DIM * 4);
     float *ref = gpu_host(N * DIM * 4);
     struct cuda_swiglu op = {out, DTYPE_F32, both, both + DIM, STRIDE, N, DIM};
     EXPECT(cuda_swiglu(&op, NULL) == 0);
@@ -98,12 +107,17 @@ static void test_rope(void)
         float *x = gpu_normals(N * STRIDE, 1), inv_freq[DIM / 2], *device = gpu_upload(x, N * STRIDE * 4);
         for (uint32_t j = 0; j < dims / 2; j++)
             inv_freq[j] = powf(500000, -2.0f * (float)j / (float)dims);
-        struct cuda_rope_angles angles = {gpu_alloc(N * dims * 4), gpu_upload(positions, sizeof positions),
-                                          gpu_upload(inv_freq, sizeof inv_freq), N, dims, 1.25f};
+        struct cuda_rope_angles angles = {gpu_alloc(N * dims * 4),
+                                          gpu_upload(positions, sizeof positions),
+                                          gpu_upload(inv_freq, sizeof inv_freq),
+                                          N,
+                                          dims,
+                                          1.25f};
         struct cuda_rope rope = {device, DTYPE_F32, STRIDE, angles.table, N, HEADS, DIM, dims, variant >> 1};
         EXPECT(cuda_rope_angles(&angles, NULL) == 0);
         EXPECT(cuda_rope(&rope, NULL) == 0);
-        struct rope cpu = {variant >> 1 ? ROPE_PAIRS_ADJACENT : ROPE_PAIRS_HALVES, (int)dims, inv_freq, 1.25f};
+        struct rope cpu = {variant >> 1 ? ROPE_PAIRS_ADJACENT : ROPE_PAIRS_HALVES, (int)dims, inv_freq,
+                           1.25f};
         for (int t = 0; t < N; t++)
             compute_rope(gpu_compute, x + t * STRIDE, &cpu, positions + t, 1, HEADS, DIM);
         gpu_compare("rope", gpu_download(device, N * STRIDE * 4), x, N * STRIDE, 1e-7);
@@ -147,12 +161,14 @@ static struct product_inputs product_inputs(const uint32_t *shape)
 
 static void test_gemv(void)
 {
-    static const uint32_t shapes[][3] = {{1, 8, 1}, {17, 576, 2}, {1001, 4096, 3}, {576, 1544, 4}, {130, 14336, 1}};
+    static const uint32_t shapes[][3] = {
+        {1, 8, 1}, {17, 576, 2}, {1001, 4096, 3}, {576, 1544, 4}, {130, 14336, 1}};
     for (int i = 0; i < COUNT_OF(shapes); i++) {
         const uint32_t *shape = shapes[i];
         size_t count = (size_t)shape[0] * shape[2];
         struct product_inputs p = product_inputs(shape);
-        struct cuda_gemv gemv = {p.out, p.device_w, p.device_x, p.device_bias, shape[0], shape[1], shape[2], 0};
+        struct cuda_gemv gemv = {p.out,    p.device_w, p.device_x, p.device_bias,
+                                 shape[0], shape[1],   shape[2],   0};
         EXPECT(cuda_gemv(&gemv, NULL) == 0);
         product(p.ref, p.w, p.x, p.bias, shape);
         float *out = gpu_download(p.out, count * 4);
@@ -180,8 +196,8 @@ static void test_matmul(void)
         size_t count = (size_t)shape[0] * shape[2];
         int bf16 = i % 3 == 1, accumulate = i % 3 == 2;
         struct product_inputs p = product_inputs(shape);
-        struct cuda_matmul_shape s = {shape[0], shape[1], shape[2], bf16 ? DTYPE_BF16 : DTYPE_F32, i % 3 == 0,
-                                      accumulate, workspace_bytes};
+        struct cuda_matmul_shape s = {shape[0],   shape[1],   shape[2],       bf16 ? DTYPE_BF16 : DTYPE_F32,
+                                      i % 3 == 0, accumulate, workspace_bytes};
         struct cuda_matmul_plan *plan = NULL;
         struct cuda_matmul m = {p.out, p.device_w, p.device_x, s.has_bias ? p.device_bias : NULL, workspace};
         product(p.ref, p.w, p.x, s.has_bias ? p.bias : NULL, shape);
@@ -194,14 +210,25 @@ static void test_matmul(void)
         EXPECT(cuda_matmul_plan(handle, &s, &plan) == 0);
         EXPECT(plan && cuda_matmul(handle, plan, &m, NULL) == 0);
         cuda_matmul_plan_free(&plan);
-        float *out = bf16 ? gpu_from_bf16(gpu_download(p.out, count * 2), count) : gpu_download(p.out, count * 4);
+        float *out =
+            bf16 ? gpu_from_bf16(gpu_download(p.out, count * 2), count) : gpu_download(p.out, count * 4);
         gpu_compare(bf16 ? "matmul bf16" : "matmul", out, p.ref, count, bf16 ? 4e-3 : 1e-5);
     }
     if (handle)
         cublasLtDestroy(handle);
 }
 
-enum { HEADS = 3, DIM = 64, PIECE = 4 * DIM, PAGE = 64, PAGES = 4, ROWS = 2, SLOTS = 100, UNITS = 128, SLABS = 3 };
+enum {
+    HEADS = 3,
+    DIM = 64,
+    PIECE = 4 * DIM,
+    PAGE = 64,
+    PAGES = 4,
+    ROWS = 2,
+    SLOTS = 100,
+    UNITS = 128,
+    SLABS = 3
+};
 enum { LAYERS = 4 };
 
 /* Tables of [ROWS][LAYERS][PAGES] offsets that do not overlap. */
@@ -218,17 +245,25 @@ static struct cuda_kv_view make_view(bool slotted, enum dtype type, uint64_t **r
     uint32_t entries = slotted ? SLABS : PAGES, bytes = slotted ? UNITS * PIECE : HEADS * PAGE * PIECE;
     *ret_at = tables(entries, bytes);
     size_t memory = (size_t)ROWS * LAYERS * entries * bytes + 32;
-    struct cuda_kv_view kv = {.base = gpu_alloc(memory), .device_bytes = memory, .row_stride = LAYERS * entries,
-                              .layer_stride = entries, .at_count = entries, .slotted = slotted, .page_tokens = PAGE,
-                              .slots = SLOTS, .units_per_slab = UNITS, .piece_bytes = PIECE, .type = type};
+    struct cuda_kv_view kv = {.base = gpu_alloc(memory),
+                              .device_bytes = memory,
+                              .row_stride = LAYERS * entries,
+                              .layer_stride = entries,
+                              .at_count = entries,
+                              .slotted = slotted,
+                              .page_tokens = PAGE,
+                              .slots = SLOTS,
+                              .units_per_slab = UNITS,
+                              .piece_bytes = PIECE,
+                              .type = type};
     kv.at = gpu_upload(*ret_at, (size_t)ROWS * LAYERS * entries * 8);
     return kv;
 }
 
 static struct kv_view cpu_view(const struct cuda_kv_view *kv, uint8_t *base, const uint64_t *at)
 {
-    return (struct kv_view){base, at, kv->slotted, kv->page_tokens, kv->slots, kv->units_per_slab, kv->piece_bytes,
-                            kv->type};
+    return (struct kv_view){
+        base, at, kv->slotted, kv->page_tokens, kv->slots, kv->units_per_slab, kv->piece_bytes, kv->type};
 }
 
 static void test_kv_write(void)
@@ -241,10 +276,17 @@ static void test_kv_write(void)
         struct cuda_kv_view kv = make_view(slotted, variant & 2 ? DTYPE_F16 : DTYPE_BF16, &at);
         float *x = gpu_normals(N * STRIDE, 1), *device = gpu_upload(x, N * STRIDE * 4);
         uint32_t slots[ROWS * HEADS] = {5, 99, 0, 17, 100, 64}; /* slot 100 is past the end: not written */
-        struct cuda_kv_write write = {.kv = kv, .k = device, .v = device + HEADS * DIM, .stride = STRIDE,
-                                      .rows = gpu_upload(rows, sizeof rows), .item_stride = HEADS,
-                                      .head_items = slotted, .row_count = ROWS, .n = slotted ? 2 : N,
-                                      .kv_heads = HEADS, .head_dim = DIM};
+        struct cuda_kv_write write = {.kv = kv,
+                                      .k = device,
+                                      .v = device + HEADS * DIM,
+                                      .stride = STRIDE,
+                                      .rows = gpu_upload(rows, sizeof rows),
+                                      .item_stride = HEADS,
+                                      .head_items = slotted,
+                                      .row_count = ROWS,
+                                      .n = slotted ? 2 : N,
+                                      .kv_heads = HEADS,
+                                      .head_dim = DIM};
         write.items = slotted ? gpu_upload(slots, sizeof slots) : gpu_upload(paged, sizeof paged);
         EXPECT(cuda_kv_write(&write, NULL) == 0);
         uint8_t *ref = gpu_host(kv.device_bytes);
@@ -259,7 +301,8 @@ static void test_kv_write(void)
                 uint8_t *copy = gpu_host(kv.device_bytes);
                 view.base = copy;
                 struct kv_place place = {&view, &item, 1};
-                compute_kv_write(gpu_compute, &place, x + t * STRIDE, x + t * STRIDE + HEADS * DIM, 1, HEADS, DIM);
+                compute_kv_write(gpu_compute, &place, x + t * STRIDE, x + t * STRIDE + HEADS * DIM, 1, HEADS,
+                                 DIM);
                 uint64_t unit = h * SLOTS + item;
                 uint64_t offset = slotted ? view.at[unit / UNITS] + unit % UNITS * PIECE
                                           : view.at[item / PAGE] + (h * PAGE + item % PAGE) * PIECE;
@@ -298,7 +341,8 @@ static void test_gather_scatter(void)
                 memcpy(ref + offset, host + m.host + layer * PIECE, PIECE);
             }
         }
-        struct cuda_moves gather = {kv, mapped, HOST, gpu_upload(moves, sizeof moves), COUNT, 1, 3, ROWS, HEADS, 0};
+        struct cuda_moves gather = {kv,   mapped, HOST, gpu_upload(moves, sizeof moves), COUNT, 1, 3,
+                                    ROWS, HEADS,  0};
         EXPECT(cuda_gather(&gather, NULL) == 0);
         gpu_equal("gather", gpu_download(kv.base, kv.device_bytes), ref, kv.device_bytes);
         memset(host, 0, HOST);
