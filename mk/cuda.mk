@@ -1,7 +1,7 @@
 # The CUDA kernels, their test and their bench, into build/cuda: `make -f mk/cuda.mk`. Needs nvcc 13, no GPU.
 #
-# Machine code for sm_80 and sm_90 (one file: sm_90a), and PTX of sm_90 for what comes later. CUDA's own libraries are linked as a
-# machine with a driver has them: the runtime statically, cuBLASLt dynamically.
+# Machine code for sm_80 and sm_90 (one file: sm_90a), and PTX of sm_90 for what comes later. The runtime is
+# linked statically, cuBLASLt dynamically.
 CUDA_HOME  ?= /usr/local/cuda
 NVCC       ?= $(CUDA_HOME)/bin/nvcc
 CUDA_BUILD := build/cuda
@@ -18,10 +18,12 @@ NVCCFLAGS  = -std=c++17 -O3 -lineinfo -I. --compiler-options -Wall,-Wextra -Werr
 # Hopper's own instructions need the target that has no successors.
 $(CUDA_BUILD)/compute/cuda/prefill_hopper.cu.o: CUDA_ARCH := -gencode arch=compute_80,code=sm_80 \
     -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_90,code=compute_90
-CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcudart_static -lcublasLt -ldl -lrt -lm -pthread
+CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcudart_static -lcublasLt -ldl -lrt -lm \
+    -pthread
 
 CUDA_KERNELS := $(patsubst %,$(CUDA_BUILD)/%.o,$(wildcard compute/cuda/*.cu) $(wildcard compute/cuda/*.c))
-CUDA_HOST    := $(patsubst %,$(CUDA_BUILD)/%.o,$(wildcard base/*.c compute/*.c compute/cpu/*.c) model/sampler.c)
+CUDA_HOST    := $(patsubst %,$(CUDA_BUILD)/%.o,\
+    $(wildcard base/*.c compute/*.c compute/cpu/*.c) model/sampler.c)
 CUDA_TESTS   := $(patsubst %,$(CUDA_BUILD)/%.o,$(wildcard tests/gpu/*.c))
 
 .PHONY: cuda
@@ -53,7 +55,8 @@ $(CUDA_BUILD)/test_cuda: $(CUDA_TESTS) $(CUDA_BUILD)/libcompute_cuda.a $(CUDA_BU
 	@echo "  LD   $@"
 	@$(CUDA_LINK)
 
-$(CUDA_BUILD)/bench_cuda: $(CUDA_BUILD)/bench/lab/bench_cuda.cu.o $(CUDA_BUILD)/libcompute_cuda.a $(CUDA_BUILD)/libhost.a
+$(CUDA_BUILD)/bench_cuda: $(CUDA_BUILD)/bench/lab/bench_cuda.cu.o $(CUDA_BUILD)/libcompute_cuda.a \
+    $(CUDA_BUILD)/libhost.a
 	@echo "  LD   $@"
 	@$(CUDA_LINK)
 

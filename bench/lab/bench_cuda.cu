@@ -143,8 +143,6 @@ static void report(const char *name, const char *shape, double seconds, double f
     fflush(stdout);
 }
 
-/* ---- ceilings ---- */
-
 struct copy {
     void *to, *from;
     uint64_t bytes;
@@ -324,14 +322,10 @@ static void bench_attention(void)
     bench_attn("32 seq, full 2K, sized for 32K", 32, 32768, 0, false, 2048);
 }
 
-struct prefill {
-    struct cuda_prefill p;
-};
-
 static int launch_prefill(void *arg, int index)
 {
     (void)index;
-    return cuda_prefill(&((struct prefill *)arg)->p, stream);
+    return cuda_prefill((struct cuda_prefill *)arg, stream);
 }
 
 static void bench_prefill(void)
@@ -344,33 +338,33 @@ static void bench_prefill(void)
         struct cuda_span span[4];
         for (uint32_t s = 0; s < spans; s++)
             span[s] = {s, s * tokens, tokens, before};
-        struct prefill b = {};
+        struct cuda_prefill p = {};
         uint64_t *at = permuted((uint64_t)spans * pages, page_bytes);
-        b.p.kv.base = (uint8_t *)random_bf16(spans * pages * page_bytes / 2);
-        b.p.kv.device_bytes = spans * pages * page_bytes;
-        b.p.kv.at = (uint64_t *)upload(at, (uint64_t)spans * pages * 8);
-        b.p.kv.row_stride = b.p.kv.at_count = pages;
-        b.p.kv.page_tokens = PAGE;
-        b.p.kv.piece_bytes = PIECE;
-        b.p.kv.type = DTYPE_BF16;
-        b.p.out = device((uint64_t)spans * tokens * Q_HEADS * DIM * 2);
-        b.p.out_type = DTYPE_BF16;
-        b.p.q = random_floats((uint64_t)spans * tokens * Q_HEADS * DIM, 1);
-        b.p.q_stride = Q_HEADS * DIM;
-        b.p.spans = (struct cuda_span *)upload(span, sizeof span);
-        b.p.span_count = spans, b.p.span_max = tokens, b.p.row_count = spans;
-        b.p.q_heads = Q_HEADS, b.p.kv_heads = KV_HEADS, b.p.head_dim = DIM;
-        b.p.scale = 0.0884f;
+        p.kv.base = (uint8_t *)random_bf16(spans * pages * page_bytes / 2);
+        p.kv.device_bytes = spans * pages * page_bytes;
+        p.kv.at = (uint64_t *)upload(at, (uint64_t)spans * pages * 8);
+        p.kv.row_stride = p.kv.at_count = pages;
+        p.kv.page_tokens = PAGE;
+        p.kv.piece_bytes = PIECE;
+        p.kv.type = DTYPE_BF16;
+        p.out = device((uint64_t)spans * tokens * Q_HEADS * DIM * 2);
+        p.out_type = DTYPE_BF16;
+        p.q = random_floats((uint64_t)spans * tokens * Q_HEADS * DIM, 1);
+        p.q_stride = Q_HEADS * DIM;
+        p.spans = (struct cuda_span *)upload(span, sizeof span);
+        p.span_count = spans, p.span_max = tokens, p.row_count = spans;
+        p.q_heads = Q_HEADS, p.kv_heads = KV_HEADS, p.head_dim = DIM;
+        p.scale = 0.0884f;
         double pairs = (double)tokens * before + 0.5 * (double)tokens * (tokens + 1.0);
         double flop = 4.0 * DIM * Q_HEADS * pairs * spans;
-        for (b.p.hopper = 0; b.p.hopper <= cuda_prefill_hopper(0); b.p.hopper++) {
-            double seconds = median_seconds(launch_prefill, &b, 1);
+        for (p.hopper = 0; p.hopper <= cuda_prefill_hopper(0); p.hopper++) {
+            double seconds = median_seconds(launch_prefill, &p, 1);
             printf("prefill%s  %u x %u tokens after %u: %.3f ms, %.0f TFLOP/s\n",
-                   b.p.hopper ? " hopper" : "       ", spans, tokens, before, seconds * 1e3,
+                   p.hopper ? " hopper" : "       ", spans, tokens, before, seconds * 1e3,
                    flop / seconds / 1e12);
         }
-        cudaFree(b.p.kv.base), cudaFree((void *)b.p.kv.at), cudaFree(b.p.out), cudaFree((void *)b.p.q);
-        cudaFree((void *)b.p.spans);
+        cudaFree(p.kv.base), cudaFree((void *)p.kv.at), cudaFree(p.out), cudaFree((void *)p.q);
+        cudaFree((void *)p.spans);
         free(at);
     }
 }
@@ -435,8 +429,6 @@ static void bench_products(void)
     cublasLtDestroy(b.handle);
     cudaFree(workspace), cudaFree(x), cudaFree(out);
 }
-
-/* ---- rows ---- */
 
 struct rows {
     struct cuda_rmsnorm norm;
@@ -620,8 +612,6 @@ static void bench_sample(void)
     }
     cudaFree(logits);
 }
-
-/* ---- movement ---- */
 
 struct moves {
     struct cuda_moves m;

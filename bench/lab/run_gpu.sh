@@ -1,11 +1,12 @@
 #!/bin/sh
-# Everything that needs a GPU, in one go: tests, bench, yardstick, memory checker. Run in a checkout with build/cuda
-# made (`make -f mk/cuda.mk`), or copied from a machine that made it. Logs go to $OUT or build/cuda/out.
+# Everything that needs a GPU, in one go: tests, bench, yardstick, memory checker. Run in a checkout with
+# build/cuda made (`make -f mk/cuda.mk`) or copied here. Logs go to $OUT or build/cuda/out.
 #
 # usage: run_gpu.sh [test] [bench [NAME ...]] [sdpa] [memcheck]     (nothing named: all)
 out=${OUT:-build/cuda/out}
 mkdir -p "$out"
-for lib in /usr/local/cuda/lib64 $(python3 -c 'import nvidia, glob; print(" ".join(glob.glob(list(nvidia.__path__)[0] + "/*/lib")))' 2>/dev/null); do
+wheels='import glob, nvidia; print(" ".join(glob.glob(list(nvidia.__path__)[0] + "/*/lib")))'
+for lib in /usr/local/cuda/lib64 $(python3 -c "$wheels" 2>/dev/null); do
     [ -e "$lib/libcublasLt.so.13" ] && LD_LIBRARY_PATH=$lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 done
 export LD_LIBRARY_PATH

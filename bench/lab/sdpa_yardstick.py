@@ -1,5 +1,5 @@
-"""The yardstick of prefill attention: torch's scaled_dot_product_attention, causal, 32 query and 8 KV heads of 128,
-by backend; median of events. Run where a GPU and torch are."""
+"""The yardstick of prefill attention: torch's scaled_dot_product_attention, causal, 32 query and 8 KV heads
+of 128, by backend; median of events. Run where a GPU and torch are."""
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 

@@ -6,9 +6,8 @@
  * on the list's length alone.
  *
  * A warp keeps the next 16 pieces in flight to its own part of shared memory while it works on 16
- * (rows.cuh). The grid fills the chip once; blocks go from item to item and look up the next one's
- * addresses on the way. Products run on tensor cores; q and the softmax weights are given as two 16-bit
- * numbers each, so the result is close to that of f32. Stateless. */
+ * (rows.cuh). Products run on tensor cores; q and the softmax weights are given as two 16-bit numbers each,
+ * so the result is close to that of f32. Stateless. */
 #include "compute/cuda/rows.cuh"
 
 enum {
@@ -195,19 +194,18 @@ __device__ __forceinline__ void load_offsets(uint64_t *ret_offset, const struct 
 /* One step of 16 entries; then starts the copy that takes its stage next. */
 template <bool BF16, int DIM>
 __device__ __forceinline__ void take_step(struct running<DIM> *state, struct stage<DIM * 4> *ring,
-                                          const uint32_t (*q)[4], const uint8_t *base, const uint64_t *offset,
-                                          int s, uint32_t count, float scale)
+                                          const uint32_t (*q)[4], const struct row_source &source, int s)
 {
     copy_wait<STAGES - 1>();
     __syncwarp();
     float scores[4];
     uint32_t p[4];
     score_rows<BF16, DIM, DIM * 4>(scores, q, &ring[s % STAGES]);
-    add_weights<BF16, DIM>(state, p, scores, s, count, scale);
+    add_weights<BF16, DIM>(state, p, scores, s, source.count, source.scale);
     add_values<BF16, DIM>(state, p, &ring[s % STAGES]);
     __syncwarp();
     if (s + STAGES < STEPS)
-        fetch_rows<DIM * 4>(&ring[s % STAGES], base, offset, s + STAGES, count);
+        fetch_rows<DIM * 4>(&ring[s % STAGES], source, s + STAGES);
     else
         copy_commit();
 }
@@ -252,8 +250,8 @@ __device__ __forceinline__ void leave_state(struct block_state<DIM> *block, cons
     }
 }
 
-/* The next item's addresses are looked up while this one's pieces are on their way: three loads that wait
- * for each other would otherwise be a fifth of the time. */
+/* From item to item in steps of the grid, usually just one. The next item's addresses are looked up while
+ * this one's pieces are on their way. */
 template <bool BF16, int DIM>
 __global__ void __launch_bounds__(THREADS, RESIDENT) attn_part_kernel(struct cuda_attn a, struct work work)
 {
@@ -268,9 +266,10 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) attn_part_kernel(struct cud
     load_entries(entry, a, item, real);
     load_offsets(offset, a, item, entry, real);
     while (real) {
+        const struct row_source source = {a.kv.base, offset, item.count, a.scale};
 #pragma unroll
         for (int s = 0; s < STAGES; s++)
-            fetch_rows<DIM * 4>(&ring[s], a.kv.base, offset, s, item.count);
+            fetch_rows<DIM * 4>(&ring[s], source, s);
         uint32_t q[DIM / 16][4];
         load_query<BF16, DIM>(q, a.q + item.query * a.q_stride + (uint64_t)(item.head * group + row) * DIM,
                               row < group, threadIdx.x % 4);
@@ -284,7 +283,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) attn_part_kernel(struct cud
         };
 #pragma unroll
         for (int s = 0; s < STEPS && s * STAGE_ROWS < item.count; s++)
-            take_step<BF16, DIM>(&state, ring, q, a.kv.base, offset, s, item.count, a.scale);
+            take_step<BF16, DIM>(&state, ring, q, source, s);
         copy_wait<0>();
         load_offsets(offset, a, next, entry, next_real);
         __syncthreads();
@@ -358,8 +357,10 @@ template <bool BF16, int DIM> static int launch(const struct cuda_attn *a, cudaS
         cudaGetDevice(&device) != cudaSuccess ||
         cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
         return -EIO;
-    uint64_t blocks = (uint64_t)processors * RESIDENT;
-    dim3 grid((unsigned)(work.items < blocks ? work.items : blocks)), merge(a->q_heads, a->n);
+    /* A block an item spreads best; but a launch that is sized for far longer lists than it finds would spend
+     * its time on empty blocks, so a large one fills the chip once and its blocks look for items. */
+    uint64_t fill = (uint64_t)processors * RESIDENT;
+    dim3 grid((unsigned)(work.items <= 16 * fill ? work.items : fill)), merge(a->q_heads, a->n);
     attn_part_kernel<BF16, DIM><<<grid, THREADS, bytes, stream>>>(*a, work);
     attn_combine_kernel<DIM><<<merge, DIM * COMBINE_GROUPS, 0, stream>>>(*a, work.chunks);
     return launch_status();

@@ -113,6 +113,12 @@ __device__ __forceinline__ float block_sum(float v, float *shared)
     return sum;
 }
 
+/* A 64-bit division costs several times a 32-bit one, and the numbers are hardly ever that large. */
+__device__ __forceinline__ uint64_t quotient(uint64_t a, uint32_t b)
+{
+    return a >> 32 ? a / b : (uint32_t)a / b;
+}
+
 /* Byte offset of a piece from the view's base, and whether nothing had to be brought into range. */
 __device__ __forceinline__ uint64_t piece_offset(const struct cuda_kv_view &kv, const uint64_t *at,
                                                  uint32_t head, uint32_t item, bool *ret_valid)
@@ -120,7 +126,7 @@ __device__ __forceinline__ uint64_t piece_offset(const struct cuda_kv_view &kv, 
     uint32_t entry, inside;
     if (kv.slotted) {
         uint64_t unit = (uint64_t)head * kv.slots + item;
-        uint64_t slab = unit / kv.units_per_slab;
+        uint64_t slab = quotient(unit, kv.units_per_slab);
         *ret_valid = item < kv.slots && slab < kv.at_count;
         entry = slab < kv.at_count ? (uint32_t)slab : kv.at_count - 1;
         inside = (uint32_t)(unit - slab * kv.units_per_slab);

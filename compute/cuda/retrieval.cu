@@ -74,13 +74,13 @@ __device__ __forceinline__ void store_scores(float *out, const float *s, uint32_
 /* One warp's keys: writes scores to out [0 .. count), returns their maximum and the sum of exponentials. */
 template <bool BF16, int DIM>
 __device__ __forceinline__ float2 score_keys(float *out, struct stage<DIM * 2> *ring, const uint32_t (*q)[4],
-                                             const uint8_t *base, const uint64_t *offset, uint32_t count,
-                                             float scale)
+                                             const struct row_source &source)
 {
+    const uint32_t count = source.count;
     float max = -INFINITY, sum = 0;
 #pragma unroll
     for (int s = 0; s < STAGES; s++)
-        fetch_rows<DIM * 2>(&ring[s], base, offset, s, count);
+        fetch_rows<DIM * 2>(&ring[s], source, s);
 #pragma unroll
     for (int s = 0; s < STEPS; s++) {
         if (s * STAGE_ROWS >= count)
@@ -91,12 +91,12 @@ __device__ __forceinline__ float2 score_keys(float *out, struct stage<DIM * 2> *
         score_rows<BF16, DIM, DIM * 2>(scores, q, &ring[s % STAGES]);
         __syncwarp();
         if (s + STAGES < STEPS)
-            fetch_rows<DIM * 2>(&ring[s % STAGES], base, offset, s + STAGES, count);
+            fetch_rows<DIM * 2>(&ring[s % STAGES], source, s + STAGES);
         else
             copy_commit();
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            scores[e] *= scale;
+            scores[e] *= source.scale;
             step_max = row_of_score(s, e) < count ? fmaxf(step_max, scores[e]) : step_max;
         }
         /* A thread's own maximum will do: the four of a row are brought together at the end. */
@@ -136,7 +136,8 @@ template <bool BF16, int DIM> __global__ void __launch_bounds__(THREADS, RESIDEN
         uint32_t q[DIM / 16][4];
         load_query<BF16, DIM>(q, r.q + query * r.q_stride + q_head * DIM, row < group, lane % 4);
         float *out = row < group ? r.work + (query * (uint64_t)r.q_heads + q_head) * p.stride + first : NULL;
-        float2 state = score_keys<BF16, DIM>(out, ring, q, r.keys.base, offset, count, r.scale);
+        const struct row_source source = {r.keys.base, offset, count, r.scale};
+        float2 state = score_keys<BF16, DIM>(out, ring, q, source);
         if (lane % 4 == 0)
             state_of[warp][row] = state;
     }

@@ -233,6 +233,34 @@ static void test_attn_identity(void)
     gpu_equal("identity", gpu_download(a.out, count * 4), out, count * 4);
 }
 
+/* More items than one wave of blocks, most of them empty: blocks go from item to item. The same lists in a
+ * launch of their own size: the same bits. */
+static void test_attn_many_items(void)
+{
+    static const uint32_t counts[ROWS_MAX + 2] = {300, 0,   1, 256, 257, 64,  0, 299, 12,
+                                                  300, 128, 0, 5,   77,  255, 3, 9,   0};
+    uint32_t kv_heads = gpu_small ? 2 : 8, list_max = gpu_small ? 300 : 65536;
+    struct cache c = make_cache(DTYPE_BF16, ROWS_MAX, kv_heads, 64, 310);
+    struct lists l = make_lists(&c, counts, 300);
+    size_t count = (size_t)ROWS_MAX * kv_heads * 4 * 64;
+    float *q = gpu_normals(count, 2), *device_q = gpu_upload(q, count * 4), *ref = gpu_host(count * 4);
+    reference(ref, &c, &l, 4, q);
+    struct cuda_attn a = make_attn(&c, &l, false, 4, device_q);
+    EXPECT(cuda_attn(&a, NULL) == 0);
+    float *out = gpu_download(a.out, count * 4);
+    gpu_compare("own size", out, ref, count, 3e-5);
+    uint32_t *wide = gpu_host((size_t)ROWS_MAX * kv_heads * list_max * 4);
+    for (uint32_t i = 0; i < ROWS_MAX * kv_heads; i++)
+        memcpy(wide + (size_t)i * list_max, l.positions + (size_t)i * l.list_max, l.counts[i] * 4);
+    a.items = gpu_upload(wide, (size_t)ROWS_MAX * kv_heads * list_max * 4);
+    a.item_stride = (uint64_t)kv_heads * list_max;
+    a.list_max = list_max;
+    a.out = gpu_alloc(count * 4);
+    a.work = gpu_alloc(cuda_attn_work_bytes(ROWS_MAX, kv_heads * 4, 64, list_max));
+    EXPECT(cuda_attn(&a, NULL) == 0);
+    gpu_equal("sized for more", gpu_download(a.out, count * 4), out, count * 4);
+}
+
 /* A row that nobody loaded must show; tables full of nonsense must do no harm. */
 static void test_attn_bad_input(void)
 {
@@ -362,6 +390,7 @@ static void test_prefill(void)
 
 const struct gpu_test tests_attention[] = {{"attn_lists", test_attn_lists},
                                            {"attn_identity", test_attn_identity},
+                                           {"attn_many_items", test_attn_many_items},
                                            {"attn_bad_input", test_attn_bad_input},
                                            {"attn_far", test_attn_far},
                                            {"prefill", test_prefill},
