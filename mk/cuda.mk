@@ -39,7 +39,8 @@ $(CUDA_BUILD)/%.c.o: %.c
 	@echo "  CC   $<"
 	@$(CC) $(CPPFLAGS) $(CFLAGS) $(CFLAGS_CUDA_$(notdir $*)) -isystem $(CUDA_HOME)/include -MMD -MP -c $< -o $@
 
-CFLAGS_CUDA_avx2 := -mavx2 -mfma -mf16c
+CFLAGS_CUDA_avx2   := -mavx2 -mfma -mf16c
+CFLAGS_CUDA_avx512 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c
 
 $(CUDA_BUILD)/libcompute_cuda.a: $(CUDA_KERNELS)
 	@rm -f $@
