@@ -7,7 +7,7 @@ C_FILES = $(shell git ls-files '*.c' '*.h')
 
 # Objects of test binaries are kept, so that a second make has nothing to do.
 .SECONDARY:
-.PHONY: unit-tests tests benches fuzz fuzz-targets
+.PHONY: unit-tests tests benches fuzz fuzz-targets cuda cuda-if-there
 
 help:
 	@echo "make            all programs into build/bin"
@@ -16,6 +16,7 @@ help:
 	@echo "make demo       on a fresh machine: install, build, fetch the model, answer a question about a long text"
 	@echo "make check      on a fresh machine: install, build with gcc and clang, run all tests"
 	@echo "make tests      the tests of one build; tests/run runs them"
+	@echo "make cuda       the CUDA kernels, their test and bench, into build/cuda (needs nvcc 13)"
 	@echo "make fuzz       FUZZ_SECONDS=60: fuzz targets of messages and file formats, under sanitizers"
 	@echo "make bench      micro-benchmarks, with floors and peers"
 	@echo "make install    PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)"
@@ -36,12 +37,22 @@ unit-tests: $(UNIT_TESTS:%=$(BUILD)/tests/unit/%)
 tests: all unit-tests $(PROC_TESTS:%=$(BUILD)/tests/proc/%)
 benches: $(BENCHES:%=$(BUILD)/bench/%)
 
+# The CUDA kernels, where nvcc is; their test reports itself skipped where no GPU is (exit status 77).
+CUDA_HOME ?= /usr/local/cuda
+cuda:
+	$(Q)$(AGAIN) -f mk/cuda.mk
+cuda-if-there:
+	$(Q)if [ -x $(CUDA_HOME)/bin/nvcc ]; then \
+	    $(AGAIN) -f mk/cuda.mk && { build/cuda/test_cuda || [ $$? = 77 ]; }; \
+	else echo "cuda: skipped, no $(CUDA_HOME)/bin/nvcc"; fi
+
 # gcc: everything; clang: everything builds, unit tests; gcc with sanitizers: unit tests, and whole daemons being
 # killed and refused.
 check: deps model
 	$(Q)$(AGAIN) CC=gcc SAN= tests benches
 	$(Q)$(AGAIN) CC=clang SAN= all unit-tests
 	$(Q)$(AGAIN) CC=gcc SAN=1 all unit-tests $(SAN_PROC_TESTS:%=build/gcc-san/tests/proc/%)
+	$(Q)$(MAKE) --no-print-directory cuda-if-there
 	$(Q)tests/run build/gcc build/clang build/gcc-san
 
 # Each target for FUZZ_SECONDS; what it finds stays in build/fuzz/NAME.

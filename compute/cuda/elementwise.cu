@@ -1,0 +1,284 @@
+/* Row-wise operators: embedding, norms, rotation, SwiGLU, sums and conversions.
+ *
+ * All are bound by memory or, in a decode step, by the launch; so they are plain: a block a row, 16 bytes a
+ * thread. Activations are f32; outputs that feed a product may be bf16. Stateless; queues on the caller's
+ * stream. */
+#include "compute/cuda/common.cuh"
+
+enum { THREADS = 256 };
+
+/* Four neighbours at index i of a row of f32 or bf16. */
+__device__ __forceinline__ void store4(void *out, bool bf16, uint64_t i, float4 v)
+{
+    if (bf16)
+        *(uint2 *)((uint16_t *)out + i) = make_uint2(pack<true>(v.x, v.y), pack<true>(v.z, v.w));
+    else
+        *(float4 *)((float *)out + i) = v;
+}
+
+__device__ __forceinline__ float4 load4(const void *in, bool bf16, uint64_t i)
+{
+    if (!bf16)
+        return *(const float4 *)((const float *)in + i);
+    uint2 raw = *(const uint2 *)((const uint16_t *)in + i);
+    float2 a = unpack<true>(raw.x), b = unpack<true>(raw.y);
+    return make_float4(a.x, a.y, b.x, b.y);
+}
+
+__global__ void __launch_bounds__(THREADS) embed_kernel(struct cuda_embed e)
+{
+    uint32_t t = blockIdx.x, id = e.ids[t];
+    id = id < e.rows ? id : e.rows - 1;
+    const uint16_t *row = (const uint16_t *)e.table + (uint64_t)id * e.cols;
+    for (uint32_t i = threadIdx.x * 4; i < e.cols; i += THREADS * 4)
+        store4(e.out, e.out_type == DTYPE_BF16, (uint64_t)t * e.cols + i, load4(row, true, i));
+}
+
+int cuda_embed(const struct cuda_embed *e, struct CUstream_st *stream)
+{
+    if ((e->out_type != DTYPE_F32 && e->out_type != DTYPE_BF16) || e->cols == 0 || e->cols % 8 ||
+        e->rows == 0 || !is_aligned(e->out, 16) || !is_aligned(e->table, 16))
+        return -EINVAL;
+    if (e->n == 0)
+        return 0;
+    embed_kernel<<<e->n, THREADS, 0, stream>>>(*e);
+    return launch_status();
+}
+
+/* Each thread keeps its part of the row between the two passes: rows to KEEP * 4 * THREADS floats stay in
+ * registers, the rest is read again (from the cache). */
+__global__ void __launch_bounds__(THREADS) rmsnorm_kernel(struct cuda_rmsnorm r)
+{
+    enum { KEEP = 8 };
+    __shared__ float shared[32];
+    uint64_t row = (uint64_t)blockIdx.x * r.dim;
+    float4 kept[KEEP];
+    float sum = 0;
+    int k = 0;
+#pragma unroll
+    for (k = 0; k < KEEP; k++) {
+        uint32_t i = (k * THREADS + threadIdx.x) * 4;
+        if (i >= r.dim)
+            continue;
+        float4 v = *(const float4 *)(r.x + row + i);
+        if (r.add) {
+            float4 a = *(const float4 *)(r.add + row + i);
+            v = make_float4(v.x + a.x, v.y + a.y, v.z + a.z, v.w + a.w);
+            *(float4 *)(r.x + row + i) = v;
+        }
+        sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+        kept[k] = v;
+    }
+    for (uint32_t i = (KEEP * THREADS + threadIdx.x) * 4; i < r.dim; i += THREADS * 4) {
+        float4 v = *(const float4 *)(r.x + row + i);
+        if (r.add) {
+            float4 a = *(const float4 *)(r.add + row + i);
+            v = make_float4(v.x + a.x, v.y + a.y, v.z + a.z, v.w + a.w);
+            *(float4 *)(r.x + row + i) = v;
+        }
+        sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+    }
+    float factor = 1.0f / sqrtf(block_sum(sum, shared) / (float)r.dim + r.eps);
+    bool out_bf16 = r.out_type == DTYPE_BF16, w_bf16 = r.weight_type == DTYPE_BF16;
+#pragma unroll
+    for (k = 0; k < KEEP; k++) {
+        uint32_t i = (k * THREADS + threadIdx.x) * 4;
+        if (i >= r.dim)
+            continue;
+        float4 v = kept[k], w = load4(r.weight, w_bf16, i);
+        store4(r.out, out_bf16, row + i,
+               make_float4(v.x * factor * w.x, v.y * factor * w.y, v.z * factor * w.z, v.w * factor * w.w));
+    }
+    for (uint32_t i = (KEEP * THREADS + threadIdx.x) * 4; i < r.dim; i += THREADS * 4) {
+        float4 v = *(const float4 *)(r.x + row + i), w = load4(r.weight, w_bf16, i);
+        store4(r.out, out_bf16, row + i,
+               make_float4(v.x * factor * w.x, v.y * factor * w.y, v.z * factor * w.z, v.w * factor * w.w));
+    }
+}
+
+int cuda_rmsnorm(const struct cuda_rmsnorm *r, struct CUstream_st *stream)
+{
+    if ((r->out_type != DTYPE_F32 && r->out_type != DTYPE_BF16) ||
+        (r->weight_type != DTYPE_F32 && r->weight_type != DTYPE_BF16) || r->dim == 0 || r->dim % 4 ||
+        !is_aligned(r->x, 16) || !is_aligned(r->add, 16) || !is_aligned(r->out, 16) ||
+        !is_aligned(r->weight, 16))
+        return -EINVAL;
+    if (r->n == 0)
+        return 0;
+    rmsnorm_kernel<<<r->n, THREADS, 0, stream>>>(*r);
+    return launch_status();
+}
+
+/* A warp a head. */
+__global__ void __launch_bounds__(THREADS) headnorm_kernel(struct cuda_headnorm h)
+{
+    uint64_t item = (uint64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    uint32_t lane = threadIdx.x % 32;
+    if (item >= (uint64_t)h.n * h.heads)
+        return;
+    float *x = h.x + item / h.heads * h.stride + item % h.heads * h.dim;
+    float sum = 0;
+    for (uint32_t i = lane * 4; i < h.dim; i += 128) {
+        float4 v = *(const float4 *)(x + i);
+        sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+    }
+    float factor = 1.0f / sqrtf(warp_sum(sum) / (float)h.dim + h.eps);
+    for (uint32_t i = lane * 4; i < h.dim; i += 128) {
+        float4 v = *(const float4 *)(x + i), w = load4(h.weight, h.weight_type == DTYPE_BF16, i);
+        *(float4 *)(x + i) =
+            make_float4(v.x * factor * w.x, v.y * factor * w.y, v.z * factor * w.z, v.w * factor * w.w);
+    }
+}
+
+int cuda_headnorm(const struct cuda_headnorm *h, struct CUstream_st *stream)
+{
+    if ((h->weight_type != DTYPE_F32 && h->weight_type != DTYPE_BF16) || h->dim == 0 || h->dim % 4 ||
+        h->stride % 4 || h->stride < (uint64_t)h->heads * h->dim || !is_aligned(h->x, 16) ||
+        !is_aligned(h->weight, 16))
+        return -EINVAL;
+    if (h->n == 0 || h->heads == 0)
+        return 0;
+    headnorm_kernel<<<ceil_div((uint64_t)h->n * h->heads, THREADS / 32), THREADS, 0, stream>>>(*h);
+    return launch_status();
+}
+
+__device__ __forceinline__ float silu_times(float gate, float up)
+{
+    return gate / (1.0f + expf(-gate)) * up;
+}
+
+__global__ void __launch_bounds__(THREADS) swiglu_kernel(struct cuda_swiglu s)
+{
+    uint32_t i = (blockIdx.x * THREADS + threadIdx.x) * 4, t = blockIdx.y;
+    if (i >= s.dim)
+        return;
+    float4 g = *(const float4 *)(s.gate + t * s.stride + i), u = *(const float4 *)(s.up + t * s.stride + i);
+    store4(
+        s.out, s.out_type == DTYPE_BF16, (uint64_t)t * s.dim + i,
+        make_float4(silu_times(g.x, u.x), silu_times(g.y, u.y), silu_times(g.z, u.z), silu_times(g.w, u.w)));
+}
+
+int cuda_swiglu(const struct cuda_swiglu *s, struct CUstream_st *stream)
+{
+    if ((s->out_type != DTYPE_F32 && s->out_type != DTYPE_BF16) || s->dim == 0 || s->dim % 4 ||
+        s->stride % 4 || s->stride < s->dim || s->n > 65535 || !is_aligned(s->out, 16) ||
+        !is_aligned(s->gate, 16) || !is_aligned(s->up, 16))
+        return -EINVAL;
+    if (s->n == 0)
+        return 0;
+    dim3 grid(ceil_div(s->dim, THREADS * 4), s->n);
+    swiglu_kernel<<<grid, THREADS, 0, stream>>>(*s);
+    return launch_status();
+}
+
+__global__ void __launch_bounds__(THREADS) add_kernel(float *x, const float *y, uint64_t count)
+{
+    for (uint64_t i = (uint64_t)blockIdx.x * THREADS + threadIdx.x; i < count;
+         i += (uint64_t)gridDim.x * THREADS)
+        x[i] += y[i];
+}
+
+__global__ void __launch_bounds__(THREADS) add4_kernel(float4 *x, const float4 *y, uint64_t count)
+{
+    for (uint64_t i = (uint64_t)blockIdx.x * THREADS + threadIdx.x; i < count;
+         i += (uint64_t)gridDim.x * THREADS) {
+        float4 a = x[i], b = y[i];
+        x[i] = make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+    }
+}
+
+static unsigned grid_for(uint64_t items)
+{
+    uint64_t blocks = (items + THREADS - 1) / THREADS;
+    return blocks < 4096 ? (unsigned)blocks : 4096;
+}
+
+int cuda_add(float *x, const float *y, uint64_t count, struct CUstream_st *stream)
+{
+    if (count == 0)
+        return 0;
+    if (count % 4 == 0 && is_aligned(x, 16) && is_aligned(y, 16))
+        add4_kernel<<<grid_for(count / 4), THREADS, 0, stream>>>((float4 *)x, (const float4 *)y, count / 4);
+    else
+        add_kernel<<<grid_for(count), THREADS, 0, stream>>>(x, y, count);
+    return launch_status();
+}
+
+template <bool BF16>
+__global__ void __launch_bounds__(THREADS) narrow_kernel(uint16_t *out, const float *x, uint64_t count)
+{
+    uint64_t step = (uint64_t)gridDim.x * THREADS;
+    for (uint64_t i = (uint64_t)blockIdx.x * THREADS + threadIdx.x; i < count; i += step)
+        out[i] = (uint16_t)pack<BF16>(x[i], 0);
+}
+
+int cuda_narrow(void *out, enum dtype out_type, const float *x, uint64_t count, struct CUstream_st *stream)
+{
+    if (!is_16bit(out_type))
+        return -EINVAL;
+    if (count == 0)
+        return 0;
+    if (out_type == DTYPE_BF16)
+        narrow_kernel<true><<<grid_for(count), THREADS, 0, stream>>>((uint16_t *)out, x, count);
+    else
+        narrow_kernel<false><<<grid_for(count), THREADS, 0, stream>>>((uint16_t *)out, x, count);
+    return launch_status();
+}
+
+__global__ void __launch_bounds__(THREADS) angles_kernel(struct cuda_rope_angles a)
+{
+    uint64_t i = (uint64_t)blockIdx.x * THREADS + threadIdx.x;
+    uint32_t half = a.dims / 2;
+    if (i >= (uint64_t)a.n * half)
+        return;
+    double sine, cosine;
+    sincos((double)a.positions[i / half] * (double)a.inv_freq[i % half], &sine, &cosine);
+    a.table[2 * i] = (float)(cosine * (double)a.scale);
+    a.table[2 * i + 1] = (float)(sine * (double)a.scale);
+}
+
+int cuda_rope_angles(const struct cuda_rope_angles *a, struct CUstream_st *stream)
+{
+    if (a->dims == 0 || a->dims % 2)
+        return -EINVAL;
+    if (a->n == 0)
+        return 0;
+    angles_kernel<<<ceil_div((uint64_t)a->n * (a->dims / 2), THREADS), THREADS, 0, stream>>>(*a);
+    return launch_status();
+}
+
+/* A thread a pair; the pairs of a head are neighbours, so both halves are read in whole lines. */
+__global__ void __launch_bounds__(THREADS) rope_kernel(struct cuda_rope r)
+{
+    uint64_t i = (uint64_t)blockIdx.x * THREADS + threadIdx.x;
+    uint32_t half = r.dims / 2;
+    if (i >= (uint64_t)r.n * r.heads * half)
+        return;
+    uint32_t j = i % half, h = i / half % r.heads;
+    uint64_t t = i / half / r.heads, at = t * r.stride + (uint64_t)h * r.head_dim;
+    float2 angle = *(const float2 *)(r.table + (t * half + j) * 2);
+    uint64_t first = at + (r.adjacent ? 2 * j : j), second = r.adjacent ? first + 1 : first + half;
+    float a, b;
+    if (r.type == DTYPE_BF16) {
+        uint16_t *x = (uint16_t *)r.x;
+        a = unpack<true>(x[first]).x, b = unpack<true>(x[second]).x;
+        x[first] = (uint16_t)pack<true>(a * angle.x - b * angle.y, 0);
+        x[second] = (uint16_t)pack<true>(a * angle.y + b * angle.x, 0);
+        return;
+    }
+    float *x = (float *)r.x;
+    a = x[first], b = x[second];
+    x[first] = a * angle.x - b * angle.y;
+    x[second] = a * angle.y + b * angle.x;
+}
+
+int cuda_rope(const struct cuda_rope *r, struct CUstream_st *stream)
+{
+    if ((r->type != DTYPE_F32 && r->type != DTYPE_BF16) || r->dims == 0 || r->dims % 2 ||
+        r->dims > r->head_dim || r->stride < (uint64_t)r->heads * r->head_dim || !is_aligned(r->table, 8))
+        return -EINVAL;
+    if (r->n == 0 || r->heads == 0)
+        return 0;
+    rope_kernel<<<ceil_div((uint64_t)r->n * r->heads * (r->dims / 2), THREADS), THREADS, 0, stream>>>(*r);
+    return launch_status();
+}

@@ -1,0 +1,129 @@
+/* Movement of KV pieces: new ones into pages and slots, rows between mapped host memory and the device.
+ *
+ * The moves are bound by the link, so they use few blocks and keep many loads of 16 bytes in flight; the
+ * rest of the chip belongs to whoever computes. Nothing here interprets a row, except that cuda_kv_write
+ * rounds K and V to the pieces' type. A number out of range means that nothing is written. Stateless. */
+#include "compute/cuda/common.cuh"
+
+enum { WRITE_THREADS = 256, MOVE_THREADS = 512, MOVE_BLOCKS = 16, MOVE_BLOCKS_MAX = 64, UNROLL = 4 };
+
+/* A thread takes 8 elements of K or V. */
+template <bool BF16> __global__ void __launch_bounds__(WRITE_THREADS) kv_write_kernel(struct cuda_kv_write w)
+{
+    uint32_t units = 2 * (w.head_dim / 8);
+    uint64_t i = (uint64_t)blockIdx.x * WRITE_THREADS + threadIdx.x;
+    if (i >= (uint64_t)w.n * w.kv_heads * units)
+        return;
+    uint32_t unit = i % units, head = i / units % w.kv_heads, t = (uint32_t)(i / units / w.kv_heads);
+    uint32_t row = w.rows ? w.rows[t] : t;
+    if (row >= w.row_count)
+        return;
+    uint32_t item = w.head_items ? w.items[row * w.item_stride + head] : w.items[t];
+    bool valid;
+    uint64_t offset = piece_offset(w.kv, w.kv.at + row * w.kv.row_stride, head, item, &valid);
+    if (!valid)
+        return;
+    bool is_v = unit >= units / 2;
+    const float *from = (is_v ? w.v : w.k) + t * w.stride + (uint64_t)head * w.head_dim +
+                        (is_v ? unit - units / 2 : unit) * 8;
+    float4 a = *(const float4 *)from, b = *(const float4 *)(from + 4);
+    *(uint4 *)(w.kv.base + offset + unit * 16) =
+        make_uint4(pack<BF16>(a.x, a.y), pack<BF16>(a.z, a.w), pack<BF16>(b.x, b.y), pack<BF16>(b.z, b.w));
+}
+
+int cuda_kv_write(const struct cuda_kv_write *w, struct CUstream_st *stream)
+{
+    if (!view_is_valid(&w->kv) || w->kv_heads == 0 || w->head_dim == 0 || w->head_dim % 8 || w->stride % 4 ||
+        w->kv.piece_bytes < 4 * w->head_dim || !is_aligned(w->k, 16) || !is_aligned(w->v, 16) || !w->items)
+        return -EINVAL;
+    if (w->n == 0)
+        return 0;
+    unsigned blocks = ceil_div((uint64_t)w->n * w->kv_heads * 2 * (w->head_dim / 8), WRITE_THREADS);
+    if (w->kv.type == DTYPE_BF16)
+        kv_write_kernel<true><<<blocks, WRITE_THREADS, 0, stream>>>(*w);
+    else
+        kv_write_kernel<false><<<blocks, WRITE_THREADS, 0, stream>>>(*w);
+    return launch_status();
+}
+
+/* Where 16 bytes of a move lie on the device; NULL where the piece is out of range. */
+__device__ __forceinline__ uint4 *unit_address(const struct cuda_moves &m, const struct cuda_move &move,
+                                               uint32_t unit, uint32_t piece_units)
+{
+    uint32_t layer = unit / piece_units;
+    bool valid;
+    const uint64_t *at = m.kv.at + move.row * m.kv.row_stride + (m.first_layer + layer) * m.kv.layer_stride;
+    uint64_t offset = piece_offset(m.kv, at, move.head, move.item, &valid);
+    return valid ? (uint4 *)(m.kv.base + offset) + (unit - layer * piece_units) : NULL;
+}
+
+__device__ __forceinline__ uint4 load_volatile(const uint4 *p)
+{
+    uint4 v;
+    asm volatile("ld.relaxed.sys.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p)
+                 : "memory");
+    return v;
+}
+
+/* A warp a move; its lanes take neighbouring 16 bytes of the run, UNROLL of them in flight each. Host
+ * memory is read past all caches, since the host writes it between launches. */
+template <bool TO_DEVICE> __global__ void __launch_bounds__(MOVE_THREADS) move_kernel(struct cuda_moves m)
+{
+    uint32_t lane = threadIdx.x % 32, warps = gridDim.x * (MOVE_THREADS / 32);
+    uint32_t piece_units = m.kv.piece_bytes / 16, units = m.layers * piece_units;
+    uint64_t run_bytes = (uint64_t)units * 16;
+    for (uint32_t i = blockIdx.x * (MOVE_THREADS / 32) + threadIdx.x / 32; i < m.count; i += warps) {
+        struct cuda_move move = m.moves[i];
+        if (move.row >= m.row_count || move.head >= m.heads || move.host % 16 || move.host > m.host_bytes ||
+            m.host_bytes - move.host < run_bytes)
+            continue;
+        uint4 *host = (uint4 *)(m.host_base + move.host);
+        for (uint32_t first = lane; first < units; first += 32 * UNROLL) {
+            uint4 v[UNROLL], *device[UNROLL];
+#pragma unroll
+            for (int u = 0; u < UNROLL; u++) {
+                uint32_t unit = first + 32 * u;
+                if (TO_DEVICE && unit < units)
+                    v[u] = load_volatile(host + unit);
+            }
+#pragma unroll
+            for (int u = 0; u < UNROLL; u++) {
+                uint32_t unit = first + 32 * u;
+                device[u] = unit < units ? unit_address(m, move, unit, piece_units) : NULL;
+                if (!TO_DEVICE && device[u])
+                    v[u] = *device[u];
+            }
+#pragma unroll
+            for (int u = 0; u < UNROLL; u++)
+                if (device[u])
+                    *(TO_DEVICE ? device[u] : host + first + 32 * u) = v[u];
+        }
+    }
+}
+
+static int launch_moves(const struct cuda_moves *m, bool to_device, struct CUstream_st *stream)
+{
+    if (!view_is_valid(&m->kv) || m->layers == 0 || m->blocks > MOVE_BLOCKS_MAX ||
+        !is_aligned(m->host_base, 16) || !is_aligned(m->moves, 16))
+        return -EINVAL;
+    if (m->count == 0)
+        return 0;
+    unsigned blocks = m->blocks ? m->blocks : (unsigned)MOVE_BLOCKS;
+    if (to_device)
+        move_kernel<true><<<blocks, MOVE_THREADS, 0, stream>>>(*m);
+    else
+        move_kernel<false><<<blocks, MOVE_THREADS, 0, stream>>>(*m);
+    return launch_status();
+}
+
+int cuda_gather(const struct cuda_moves *moves, struct CUstream_st *stream)
+{
+    return launch_moves(moves, true, stream);
+}
+
+int cuda_scatter(const struct cuda_moves *moves, struct CUstream_st *stream)
+{
+    return launch_moves(moves, false, stream);
+}

@@ -1,0 +1,370 @@
+/* Row-wise operators, products, and movement of KV pieces. */
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+#include <errno.h>
+
+#include "tests/gpu/gpu_test.h"
+
+static void test_embed(void)
+{
+    enum { ROWS = 1000, COLS = 520, N = 9 };
+    uint16_t *table = gpu_bf16(gpu_normals(ROWS * COLS, 1), ROWS * COLS);
+    uint32_t ids[N] = {0,   1, ROWS - 1, 77,        77,
+                       500, 3, ROWS,     UINT32_MAX}; /* the last two: brought into range */
+    float ref[N * COLS], *out = gpu_alloc(sizeof ref);
+    struct matrix matrix = {DTYPE_BF16, ROWS, COLS, table};
+    struct cuda_embed embed = {
+        out, DTYPE_F32, gpu_upload(table, ROWS * COLS * 2), ROWS, COLS, gpu_upload(ids, sizeof ids), N};
+    EXPECT(cuda_embed(&embed, NULL) == 0);
+    ids[N - 2] = ids[N - 1] = ROWS - 1;
+    compute_embed(gpu_compute, ref, &matrix, ids, N);
+    gpu_compare("embed", gpu_download(out, sizeof ref), ref, N * COLS, 0);
+    embed.out_type = DTYPE_BF16;
+    EXPECT(cuda_embed(&embed, NULL) == 0);
+    gpu_compare("embed bf16", gpu_from_bf16(gpu_download(out, sizeof ref / 2), N * COLS), ref, N * COLS, 0);
+    embed.out_type = DTYPE_Q4_1;
+    EXPECT(cuda_embed(&embed, NULL) == -EINVAL);
+}
+
+static void test_rmsnorm(void)
+{
+    static const uint32_t dims[] = {4, 64, 576, 4096, 8192, 12288};
+    for (int i = 0; i < COUNT_OF(dims); i++) {
+        enum { N = 5 };
+        uint32_t dim = dims[i];
+        size_t count = (size_t)N * dim;
+        float *x = gpu_normals(count, 3), *add = gpu_normals(count, 1), *weight = gpu_normals(dim, 1);
+        float *ref = gpu_host(count * 4), *out = gpu_alloc(count * 4), *device_x = gpu_upload(x, count * 4);
+        struct cuda_rmsnorm norm = {.out = out,
+                                    .out_type = DTYPE_F32,
+                                    .x = device_x,
+                                    .n = N,
+                                    .dim = dim,
+                                    .eps = 1e-5f,
+                                    .weight = gpu_upload(weight, dim * 4),
+                                    .weight_type = DTYPE_F32};
+        EXPECT(cuda_rmsnorm(&norm, NULL) == 0);
+        compute_rmsnorm(gpu_compute, ref, x, weight, N, (int)dim, 1e-5f);
+        gpu_compare("rmsnorm", gpu_download(out, count * 4), ref, count, 1e-6);
+        norm.add = gpu_upload(add, count * 4);
+        norm.out_type = DTYPE_BF16;
+        EXPECT(cuda_rmsnorm(&norm, NULL) == 0);
+        compute_add(gpu_compute, x, add, count);
+        compute_rmsnorm(gpu_compute, ref, x, weight, N, (int)dim, 1e-5f);
+        gpu_compare("rmsnorm add", gpu_download(device_x, count * 4), x, count, 0);
+        gpu_compare("rmsnorm bf16", gpu_from_bf16(gpu_download(out, count * 2), count), ref, count, 4e-3);
+    }
+}
+
+static void test_headnorm(void)
+{
+    enum { N = 3, HEADS = 5, DIM = 128, STRIDE = 7 * DIM };
+    float *x = gpu_normals(N * STRIDE, 2), *weight = gpu_normals(DIM, 1),
+          *device = gpu_upload(x, N * STRIDE * 4);
+    uint16_t *bf16 = gpu_bf16(weight, DIM);
+    weight = gpu_from_bf16(bf16, DIM);
+    struct cuda_headnorm norm = {device, STRIDE, gpu_upload(bf16, DIM * 2), DTYPE_BF16, N, HEADS, DIM, 1e-6f};
+    EXPECT(cuda_headnorm(&norm, NULL) == 0);
+    for (int t = 0; t < N; t++)
+        compute_rmsnorm(gpu_compute, x + t * STRIDE, x + t * STRIDE, weight, HEADS, DIM, 1e-6f);
+    gpu_compare("headnorm", gpu_download(device, N * STRIDE * 4), x, N * STRIDE, 1e-6);
+}
+
+static void test_swiglu_add_narrow(void)
+{
+    enum { N = 3, DIM = 1028, STRIDE = 2 * DIM };
+    float *x = gpu_normals(N * STRIDE, 3), *both = gpu_upload(x, N * STRIDE * 4),
+          *out = gpu_alloc(N * DIM * 4);
+    float *ref = gpu_host(N * DIM * 4);
+    struct cuda_swiglu op = {out, DTYPE_F32, both, both + DIM, STRIDE, N, DIM};
+    EXPECT(cuda_swiglu(&op, NULL) == 0);
+    for (int t = 0; t < N; t++)
+        compute_swiglu(gpu_compute, ref + t * DIM, x + t * STRIDE, x + t * STRIDE + DIM, 1, DIM);
+    gpu_compare("swiglu", gpu_download(out, N * DIM * 4), ref, N * DIM, 1e-6);
+    for (size_t count = N * STRIDE - 3; count <= N * STRIDE; count += 3) {
+        float *sum = gpu_upload(x, count * 4);
+        EXPECT(cuda_add(sum, both, count, NULL) == 0);
+        float *expected = gpu_host(count * 4);
+        for (size_t i = 0; i < count; i++)
+            expected[i] = x[i] + x[i];
+        gpu_compare("add", gpu_download(sum, count * 4), expected, count, 0);
+    }
+    uint16_t *narrow = gpu_alloc(N * STRIDE * 2), *expected = gpu_bf16(x, N * STRIDE);
+    EXPECT(cuda_narrow(narrow, DTYPE_BF16, both, N * STRIDE, NULL) == 0);
+    gpu_equal("narrow bf16", gpu_download(narrow, N * STRIDE * 2), expected, N * STRIDE * 2);
+    EXPECT(cuda_narrow(narrow, DTYPE_F16, both, N * STRIDE, NULL) == 0);
+    for (int i = 0; i < N * STRIDE; i++)
+        expected[i] = dtype_f32_to_f16(x[i]);
+    gpu_equal("narrow f16", gpu_download(narrow, N * STRIDE * 2), expected, N * STRIDE * 2);
+}
+
+static void test_rope(void)
+{
+    enum { N = 6, HEADS = 3, DIM = 128, STRIDE = 4 * DIM };
+    static const uint32_t positions[N] = {0, 1, 63, 4095, 131071, 1048575};
+    for (int variant = 0; variant < 4; variant++) {
+        uint32_t dims = variant & 1 ? 96 : DIM;
+        float *x = gpu_normals(N * STRIDE, 1), inv_freq[DIM / 2], *device = gpu_upload(x, N * STRIDE * 4);
+        for (uint32_t j = 0; j < dims / 2; j++)
+            inv_freq[j] = powf(500000, -2.0f * (float)j / (float)dims);
+        struct cuda_rope_angles angles = {gpu_alloc(N * dims * 4),
+                                          gpu_upload(positions, sizeof positions),
+                                          gpu_upload(inv_freq, sizeof inv_freq),
+                                          N,
+                                          dims,
+                                          1.25f};
+        struct cuda_rope rope = {device, DTYPE_F32, STRIDE, angles.table, N, HEADS, DIM, dims, variant >> 1};
+        EXPECT(cuda_rope_angles(&angles, NULL) == 0);
+        EXPECT(cuda_rope(&rope, NULL) == 0);
+        struct rope cpu = {variant >> 1 ? ROPE_PAIRS_ADJACENT : ROPE_PAIRS_HALVES, (int)dims, inv_freq,
+                           1.25f};
+        for (int t = 0; t < N; t++)
+            compute_rope(gpu_compute, x + t * STRIDE, &cpu, positions + t, 1, HEADS, DIM);
+        gpu_compare("rope", gpu_download(device, N * STRIDE * 4), x, N * STRIDE, 1e-7);
+    }
+}
+
+/* float64 sums over the same bf16 numbers. */
+static void product(float *out, const float *w, const float *x, const float *bias, const uint32_t *shape)
+{
+    for (uint32_t t = 0; t < shape[2]; t++)
+        for (uint32_t r = 0; r < shape[0]; r++) {
+            double sum = bias ? (double)bias[r] : 0;
+            for (uint32_t i = 0; i < shape[1]; i++)
+                sum += (double)w[(size_t)r * shape[1] + i] * (double)x[(size_t)t * shape[1] + i];
+            out[(size_t)t * shape[0] + r] = (float)sum;
+        }
+}
+
+struct product_inputs {
+    uint16_t *w16, *x16;
+    float *w, *x, *bias, *ref;
+    void *device_w, *device_x, *device_bias, *out;
+};
+
+static struct product_inputs product_inputs(const uint32_t *shape)
+{
+    size_t weights = (size_t)shape[0] * shape[1], inputs = (size_t)shape[2] * shape[1];
+    struct product_inputs p;
+    p.w16 = gpu_bf16(gpu_normals(weights, 0.1f), weights);
+    p.x16 = gpu_bf16(gpu_normals(inputs, 1), inputs);
+    p.w = gpu_from_bf16(p.w16, weights);
+    p.x = gpu_from_bf16(p.x16, inputs);
+    p.bias = gpu_normals(shape[0], 1);
+    p.ref = gpu_host((size_t)shape[0] * shape[2] * 4);
+    p.device_w = gpu_upload(p.w16, weights * 2);
+    p.device_x = gpu_upload(p.x16, inputs * 2);
+    p.device_bias = gpu_upload(p.bias, shape[0] * 4);
+    p.out = gpu_alloc((size_t)shape[0] * shape[2] * 4);
+    return p;
+}
+
+static void test_gemv(void)
+{
+    static const uint32_t shapes[][3] = {
+        {1, 8, 1}, {17, 576, 2}, {1001, 4096, 3}, {576, 1544, 4}, {130, 14336, 1}};
+    for (int i = 0; i < COUNT_OF(shapes); i++) {
+        const uint32_t *shape = shapes[i];
+        size_t count = (size_t)shape[0] * shape[2];
+        struct product_inputs p = product_inputs(shape);
+        struct cuda_gemv gemv = {p.out,    p.device_w, p.device_x, p.device_bias,
+                                 shape[0], shape[1],   shape[2],   0};
+        EXPECT(cuda_gemv(&gemv, NULL) == 0);
+        product(p.ref, p.w, p.x, p.bias, shape);
+        float *out = gpu_download(p.out, count * 4);
+        gpu_compare("gemv", out, p.ref, count, 1e-5);
+        /* The last token alone: the same bits. */
+        gemv.x = (uint16_t *)p.device_x + (size_t)(shape[2] - 1) * shape[1];
+        gemv.n = 1;
+        EXPECT(cuda_gemv(&gemv, NULL) == 0);
+        gpu_equal("gemv alone", gpu_download(p.out, shape[0] * 4), out + count - shape[0], shape[0] * 4);
+        gemv.accumulate = 1;
+        gemv.bias = NULL;
+        EXPECT(cuda_gemv(&gemv, NULL) == 0);
+    }
+}
+
+static void test_matmul(void)
+{
+    static const uint32_t shapes[][3] = {{64, 64, 1}, {1024, 576, 5}, {1536, 2048, 33}, {256, 4096, 200}};
+    cublasLtHandle_t handle = NULL;
+    size_t workspace_bytes = 32 << 20;
+    void *workspace = gpu_alloc(workspace_bytes);
+    EXPECT(cublasLtCreate(&handle) == CUBLAS_STATUS_SUCCESS);
+    for (int i = 0; i < COUNT_OF(shapes) * 3 && handle; i++) {
+        const uint32_t *shape = shapes[i / 3];
+        size_t count = (size_t)shape[0] * shape[2];
+        int bf16 = i % 3 == 1, accumulate = i % 3 == 2;
+        struct product_inputs p = product_inputs(shape);
+        struct cuda_matmul_shape s = {shape[0],   shape[1],   shape[2],       bf16 ? DTYPE_BF16 : DTYPE_F32,
+                                      i % 3 == 0, accumulate, workspace_bytes};
+        struct cuda_matmul_plan *plan = NULL;
+        struct cuda_matmul m = {p.out, p.device_w, p.device_x, s.has_bias ? p.device_bias : NULL, workspace};
+        product(p.ref, p.w, p.x, s.has_bias ? p.bias : NULL, shape);
+        if (accumulate) {
+            float *before = gpu_normals(count, 1);
+            cudaMemcpy(p.out, before, count * 4, cudaMemcpyHostToDevice);
+            for (size_t j = 0; j < count; j++)
+                p.ref[j] += before[j];
+        }
+        EXPECT(cuda_matmul_plan(handle, &s, &plan) == 0);
+        EXPECT(plan && cuda_matmul(handle, plan, &m, NULL) == 0);
+        cuda_matmul_plan_free(&plan);
+        float *out =
+            bf16 ? gpu_from_bf16(gpu_download(p.out, count * 2), count) : gpu_download(p.out, count * 4);
+        gpu_compare(bf16 ? "matmul bf16" : "matmul", out, p.ref, count, bf16 ? 4e-3 : 1e-5);
+    }
+    if (handle)
+        cublasLtDestroy(handle);
+}
+
+enum {
+    HEADS = 3,
+    DIM = 64,
+    PIECE = 4 * DIM,
+    PAGE = 64,
+    PAGES = 4,
+    ROWS = 2,
+    SLOTS = 100,
+    UNITS = 128,
+    SLABS = 3
+};
+enum { LAYERS = 4 };
+
+/* Tables of [ROWS][LAYERS][PAGES] offsets that do not overlap. */
+static uint64_t *tables(uint32_t entries, uint32_t entry_bytes)
+{
+    uint64_t *at = gpu_host((size_t)ROWS * LAYERS * entries * 8);
+    for (uint32_t i = 0; i < ROWS * LAYERS * entries; i++)
+        at[i] = (uint64_t)(i * 37 % (ROWS * LAYERS * entries)) * entry_bytes + 16;
+    return at;
+}
+
+static struct cuda_kv_view make_view(bool slotted, enum dtype type, uint64_t **ret_at)
+{
+    uint32_t entries = slotted ? SLABS : PAGES, bytes = slotted ? UNITS * PIECE : HEADS * PAGE * PIECE;
+    *ret_at = tables(entries, bytes);
+    size_t memory = (size_t)ROWS * LAYERS * entries * bytes + 32;
+    struct cuda_kv_view kv = {.base = gpu_alloc(memory),
+                              .device_bytes = memory,
+                              .row_stride = LAYERS * entries,
+                              .layer_stride = entries,
+                              .at_count = entries,
+                              .slotted = slotted,
+                              .page_tokens = PAGE,
+                              .slots = SLOTS,
+                              .units_per_slab = UNITS,
+                              .piece_bytes = PIECE,
+                              .type = type};
+    kv.at = gpu_upload(*ret_at, (size_t)ROWS * LAYERS * entries * 8);
+    return kv;
+}
+
+static struct kv_view cpu_view(const struct cuda_kv_view *kv, uint8_t *base, const uint64_t *at)
+{
+    return (struct kv_view){
+        base, at, kv->slotted, kv->page_tokens, kv->slots, kv->units_per_slab, kv->piece_bytes, kv->type};
+}
+
+static void test_kv_write(void)
+{
+    enum { N = 7, STRIDE = 3 * HEADS * DIM };
+    static const uint32_t paged[N] = {0, 1, 63, 64, 65, 255, 256}, rows[N] = {0, 1, 0, 1, 0, 1, 0};
+    for (int variant = 0; variant < 4; variant++) {
+        bool slotted = variant & 1;
+        uint64_t *at;
+        struct cuda_kv_view kv = make_view(slotted, variant & 2 ? DTYPE_F16 : DTYPE_BF16, &at);
+        float *x = gpu_normals(N * STRIDE, 1), *device = gpu_upload(x, N * STRIDE * 4);
+        uint32_t slots[ROWS * HEADS] = {5, 99, 0, 17, 100, 64}; /* slot 100 is past the end: not written */
+        struct cuda_kv_write write = {.kv = kv,
+                                      .k = device,
+                                      .v = device + HEADS * DIM,
+                                      .stride = STRIDE,
+                                      .rows = gpu_upload(rows, sizeof rows),
+                                      .item_stride = HEADS,
+                                      .head_items = slotted,
+                                      .row_count = ROWS,
+                                      .n = slotted ? 2 : N,
+                                      .kv_heads = HEADS,
+                                      .head_dim = DIM};
+        write.items = slotted ? gpu_upload(slots, sizeof slots) : gpu_upload(paged, sizeof paged);
+        EXPECT(cuda_kv_write(&write, NULL) == 0);
+        uint8_t *ref = gpu_host(kv.device_bytes);
+        memset(ref, 0xff, kv.device_bytes);
+        for (uint32_t t = 0; t < write.n; t++)
+            for (uint32_t h = 0; h < HEADS; h++) {
+                uint32_t item = slotted ? slots[rows[t] * HEADS + h] : paged[t];
+                struct kv_view view = cpu_view(&kv, ref, at + rows[t] * kv.row_stride);
+                if (item >= (slotted ? SLOTS : PAGES * PAGE))
+                    continue;
+                /* The CPU writes all heads of a place: into a copy, of which one head is kept. */
+                uint8_t *copy = gpu_host(kv.device_bytes);
+                view.base = copy;
+                struct kv_place place = {&view, &item, 1};
+                compute_kv_write(gpu_compute, &place, x + t * STRIDE, x + t * STRIDE + HEADS * DIM, 1, HEADS,
+                                 DIM);
+                uint64_t unit = h * SLOTS + item;
+                uint64_t offset = slotted ? view.at[unit / UNITS] + unit % UNITS * PIECE
+                                          : view.at[item / PAGE] + (h * PAGE + item % PAGE) * PIECE;
+                memcpy(ref + offset, copy + offset, PIECE);
+            }
+        gpu_equal("kv_write", gpu_download(kv.base, kv.device_bytes), ref, kv.device_bytes);
+    }
+}
+
+static void test_gather_scatter(void)
+{
+    enum { COUNT = 150, RUN = 3 * PIECE, HOST = 512 * RUN };
+    void *mapped;
+    uint8_t *host = gpu_mapped(HOST, &mapped);
+    for (int i = 0; i < HOST; i++)
+        host[i] = (uint8_t)gpu_random();
+    for (int slotted = 0; slotted < 2; slotted++) {
+        uint64_t *at;
+        struct cuda_kv_view kv = make_view(slotted, DTYPE_F16, &at);
+        struct cuda_move moves[COUNT];
+        uint8_t *ref = gpu_host(kv.device_bytes), *initial = gpu_host(HOST);
+        memset(ref, 0xff, kv.device_bytes);
+        memcpy(initial, host, HOST);
+        for (uint32_t i = 0; i < COUNT; i++) {
+            struct cuda_move m = {(uint64_t)(i * 3) * RUN, i % 90, (uint16_t)(i % HEADS), (uint16_t)(i / 90)};
+            m.host = i == 20 ? HOST - 16 : i == 21 ? UINT64_MAX - 15 : m.host;
+            m.item = i == 22 ? UINT32_MAX : m.item;
+            m.row = i == 23 ? ROWS : m.row;
+            m.head = i == 24 ? HEADS : m.head;
+            moves[i] = m;
+            for (uint32_t layer = 0; layer < 3 && (i < 20 || i > 24); layer++) {
+                const uint64_t *list = at + m.row * kv.row_stride + (1 + layer) * kv.layer_stride;
+                uint64_t unit = (uint64_t)m.head * SLOTS + m.item;
+                uint64_t offset = slotted ? list[unit / UNITS] + unit % UNITS * PIECE
+                                          : list[m.item / PAGE] + (m.head * PAGE + m.item % PAGE) * PIECE;
+                memcpy(ref + offset, host + m.host + layer * PIECE, PIECE);
+            }
+        }
+        struct cuda_moves gather = {kv,   mapped, HOST, gpu_upload(moves, sizeof moves), COUNT, 1, 3,
+                                    ROWS, HEADS,  0};
+        EXPECT(cuda_gather(&gather, NULL) == 0);
+        gpu_equal("gather", gpu_download(kv.base, kv.device_bytes), ref, kv.device_bytes);
+        memset(host, 0, HOST);
+        gather.blocks = 3;
+        EXPECT(cuda_scatter(&gather, NULL) == 0);
+        EXPECT(cudaDeviceSynchronize() == cudaSuccess);
+        for (uint32_t i = 0; i < 512; i++)
+            if (i % 3 || i >= 3 * COUNT || (i >= 60 && i <= 72))
+                memset(initial + (size_t)i * RUN, 0, RUN);
+        gpu_equal("scatter", host, initial, HOST);
+        for (int i = 0; i < HOST; i++)
+            host[i] = (uint8_t)gpu_random();
+    }
+}
+
+const struct gpu_test tests_rows[] = {{"embed", test_embed},
+                                      {"rmsnorm", test_rmsnorm},
+                                      {"headnorm", test_headnorm},
+                                      {"swiglu_add_narrow", test_swiglu_add_narrow},
+                                      {"rope", test_rope},
+                                      {"gemv", test_gemv},
+                                      {"matmul", test_matmul},
+                                      {"kv_write", test_kv_write},
+                                      {"gather_scatter", test_gather_scatter},
+                                      {NULL, NULL}};

@@ -1,0 +1,322 @@
+/* Retrieval scores, Top-K and sampling against the CPU's. */
+#include <cuda_runtime_api.h>
+#include <errno.h>
+
+#include "model/sampler.h"
+#include "tests/gpu/gpu_test.h"
+
+enum { KEY_CHUNK = 256 };
+
+struct keys {
+    struct cuda_key_view device;
+    uint16_t **chunks; /* [rows][per row] */
+    uint32_t per_row;
+    uint8_t *memory;
+    size_t bytes;
+};
+
+static struct keys make_keys(enum dtype type, uint32_t rows, uint32_t kv_heads, uint32_t dim, uint32_t count)
+{
+    struct keys k = {.per_row = (count + KEY_CHUNK - 1) / KEY_CHUNK + 1};
+    size_t chunk = (size_t)kv_heads * KEY_CHUNK * dim * 2, chunks = (size_t)rows * k.per_row;
+    uint64_t *at = gpu_host(chunks * 8);
+    k.bytes = chunks * chunk;
+    k.memory = gpu_host(k.bytes);
+    k.chunks = gpu_host(chunks * sizeof *k.chunks);
+    memset(k.memory, 0xff, k.bytes);
+    for (size_t i = 0; i < chunks; i++) {
+        at[i] = (chunks - 1 - i) * chunk;
+        k.chunks[i] = (uint16_t *)(k.memory + at[i]);
+    }
+    k.device = (struct cuda_key_view){
+        gpu_alloc(k.bytes), k.bytes, gpu_upload(at, chunks * 8), k.per_row, k.per_row, KEY_CHUNK, type};
+    return k;
+}
+
+static void append(const struct keys *k, const float *x, uint32_t rows, uint32_t count, uint32_t kv_heads,
+                   uint32_t dim)
+{
+    uint32_t n = rows * count, *row_of = gpu_host(n * 4), *positions = gpu_host(n * 4);
+    for (uint32_t i = 0; i < n; i++) {
+        row_of[i] = i / count;
+        positions[i] = i % count;
+    }
+    struct cuda_keys_append a = {.keys = k->device,
+                                 .k = gpu_upload(x, (size_t)n * kv_heads * dim * 4),
+                                 .stride = kv_heads * dim,
+                                 .rows = gpu_upload(row_of, n * 4),
+                                 .positions = gpu_upload(positions, n * 4),
+                                 .row_count = rows,
+                                 .n = n,
+                                 .kv_heads = kv_heads,
+                                 .head_dim = dim};
+    EXPECT(cuda_keys_append(&a, NULL) == 0);
+    for (uint32_t r = 0; r < rows && k->device.type == DTYPE_F16; r++) {
+        struct key_view view = {(const uint16_t *const *)k->chunks + r * k->per_row, KEY_CHUNK, 0};
+        compute_keys_append(gpu_compute, &view, x + (size_t)r * count * kv_heads * dim, (int)count,
+                            (int)kv_heads, (int)dim);
+    }
+    if (k->device.type == DTYPE_F16)
+        gpu_equal("keys", gpu_download(k->device.base, k->bytes), k->memory, k->bytes);
+}
+
+static void check_retrieval(enum dtype type, uint32_t dim, uint32_t group, int mean)
+{
+    enum { ROWS = 6, KV_HEADS = 2 };
+    uint32_t most = gpu_small ? 600 : 3000, counts[ROWS] = {0, 1, 511, 512, 513, most};
+    struct keys k = make_keys(type, ROWS, KV_HEADS, dim, most);
+    float *x = gpu_normals((size_t)ROWS * most * KV_HEADS * dim, 1);
+    uint32_t q_heads = KV_HEADS * group;
+    if (type == DTYPE_BF16) /* the CPU keeps f16 keys: give both what either type can hold */
+        for (size_t i = 0; i < (size_t)ROWS * most * KV_HEADS * dim; i++)
+            x[i] = dtype_bf16_to_f32(dtype_f32_to_bf16(dtype_f16_to_f32(dtype_f32_to_f16(x[i] * 8)) / 8));
+    append(&k, x, ROWS, most, KV_HEADS, dim);
+    if (type == DTYPE_BF16)
+        for (uint32_t r = 0; r < ROWS; r++) {
+            struct key_view view = {(const uint16_t *const *)k.chunks + r * k.per_row, KEY_CHUNK, 0};
+            compute_keys_append(gpu_compute, &view, x + (size_t)r * most * KV_HEADS * dim, (int)most,
+                                KV_HEADS, (int)dim);
+        }
+    size_t stride = (most + 3) / 4 * 4, count = ROWS * KV_HEADS * stride;
+    float *q = gpu_normals((size_t)ROWS * q_heads * dim, 3), *ref = gpu_host(count * 4);
+    struct cuda_retrieval r = {.keys = k.device,
+                               .weights = gpu_alloc(count * 4),
+                               .weight_stride = stride,
+                               .q = gpu_upload(q, (size_t)ROWS * q_heads * dim * 4),
+                               .q_stride = (uint64_t)q_heads * dim,
+                               .counts = gpu_upload(counts, sizeof counts),
+                               .row_count = ROWS,
+                               .count_max = most,
+                               .n = ROWS,
+                               .q_heads = q_heads,
+                               .kv_heads = KV_HEADS,
+                               .head_dim = dim,
+                               .scale = 1 / sqrtf((float)dim),
+                               .mean = mean};
+    r.work = gpu_alloc(cuda_retrieval_work_bytes(ROWS, q_heads, most));
+    EXPECT(cuda_retrieval(&r, NULL) == 0);
+    memset(ref, 0xff, count * 4);
+    for (uint32_t t = 0; t < ROWS; t++) {
+        struct key_view view = {(const uint16_t *const *)k.chunks + t * k.per_row, KEY_CHUNK, counts[t]};
+        compute_retrieval_weights(gpu_compute, ref + t * KV_HEADS * stride, stride,
+                                  q + (size_t)t * q_heads * dim, &view, (int)q_heads, KV_HEADS, (int)dim,
+                                  r.scale, mean ? POOL_MEAN : POOL_MAX);
+    }
+    gpu_compare("weights", gpu_download(r.weights, count * 4), ref, count, 5e-5);
+}
+
+static void test_retrieval(void)
+{
+    check_retrieval(DTYPE_F16, 128, 4, 0);
+    check_retrieval(DTYPE_F16, 64, 1, 1);
+    check_retrieval(DTYPE_BF16, 128, 8, 1);
+    check_retrieval(DTYPE_BF16, 64, 3, 0);
+}
+
+/* Kinds of values that a selection must get right. */
+static void fill_values(float *v, uint32_t n, int kind)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        float x = gpu_normal();
+        v[i] = kind == 0   ? expf(4 * x) / (float)n
+               : kind == 1 ? 0.25f
+               : kind == 2 ? (float)(gpu_random() % 4)
+               : kind == 3 ? (gpu_random() % 3 == 0   ? NAN
+                              : gpu_random() % 3 == 0 ? -INFINITY
+                                                      : x)
+               : kind == 4 ? (i % 2 ? -0.0f : 0.0f)
+                           : nextafterf(1.0f, 2.0f) * (1 + (float)(gpu_random() % 5) * 0x1p-22f);
+    }
+}
+
+static void check_topk(uint32_t n, uint32_t k, uint32_t first, int kind)
+{
+    enum { ROWS = 4, HEADS = 2 };
+    size_t stride = (n + 3) / 4 * 4, index_stride = k < n ? k : n;
+    float *values = gpu_host(ROWS * stride * 4);
+    uint32_t begin[ROWS / HEADS] = {first, first / 2}, end[ROWS / HEADS] = {n, n - n / 5};
+    fill_values(values, ROWS * (uint32_t)stride, kind);
+    struct cuda_topk t = {.index = gpu_alloc(ROWS * index_stride * 4),
+                          .index_stride = index_stride,
+                          .ret_count = gpu_alloc(ROWS * 4),
+                          .ret_mass = gpu_alloc(ROWS * 4),
+                          .values = gpu_upload(values, ROWS * stride * 4),
+                          .stride = stride,
+                          .first = gpu_upload(begin, sizeof begin),
+                          .end = gpu_upload(end, sizeof end),
+                          .rows = ROWS,
+                          .heads = HEADS,
+                          .k = k,
+                          .end_max = n};
+    EXPECT(cuda_topk(&t, NULL) == 0);
+    uint32_t *index = gpu_download(t.index, ROWS * index_stride * 4),
+             *counts = gpu_download(t.ret_count, ROWS * 4);
+    float *masses = gpu_download(t.ret_mass, ROWS * 4);
+    uint32_t *ref = gpu_host(n * 4), *scratch = gpu_host(n * 4);
+    for (int r = 0; r < ROWS; r++) {
+        double mass = 0;
+        uint32_t from = begin[r / HEADS], m = end[r / HEADS] > from ? end[r / HEADS] - from : 0;
+        uint32_t count = compute_topk(ref, &mass, values + r * stride + from, m, k, scratch);
+        float cpu_mass = (float)mass;
+        for (uint32_t i = 0; i < count; i++)
+            ref[i] += from;
+        EXPECT(counts[r] == count);
+        gpu_equal("positions", index + r * index_stride, ref, (counts[r] < count ? counts[r] : count) * 4);
+        gpu_compare("mass", masses + r, &cpu_mass, 1, 1e-6);
+    }
+}
+
+static void test_topk(void)
+{
+    static const uint32_t sizes[][2] = {{1, 1},         {7, 3},          {64, 64},      {4095, 2048},
+                                        {4096, 1},      {4097, 512},     {32768, 2048}, {32771, 4096},
+                                        {131072, 4096}, {131072, 131071}};
+    for (int i = 0; i < COUNT_OF(sizes); i++)
+        for (int kind = 0; kind < 6; kind++) {
+            if (gpu_small && sizes[i][0] > 5000)
+                continue;
+            check_topk(sizes[i][0], sizes[i][1], 0, kind);
+            check_topk(sizes[i][0], sizes[i][1], sizes[i][0] / 3, kind);
+        }
+}
+
+struct case_of_sampling {
+    float temperature, top_p, min_p;
+    uint32_t top_k;
+};
+
+static void check_sampling(uint32_t vocab, const struct case_of_sampling *s, int kind)
+{
+    enum { N = 24 };
+    float *logits = gpu_host((size_t)N * vocab * 4);
+    struct cuda_sample_params params[N];
+    for (size_t i = 0; i < (size_t)N * vocab; i++)
+        logits[i] = kind == 0 ? gpu_normal() * 3 : kind == 1 ? 1.5f : (float)(gpu_random() % 8);
+    for (uint32_t t = 0; t < N; t++)
+        params[t] = (struct cuda_sample_params){
+            s->temperature, s->top_p, s->min_p, s->top_k, gpu_random(), (uint64_t)gpu_random() << 20,
+            t * 1000,       0};
+    struct cuda_sample op = {gpu_alloc(N * 4),
+                             gpu_upload(logits, (size_t)N * vocab * 4),
+                             vocab,
+                             gpu_upload(params, sizeof params),
+                             N,
+                             vocab};
+    EXPECT(cuda_sample(&op, NULL) == 0);
+    int32_t *ids = gpu_download(op.ids, N * 4);
+    void *scratch = gpu_host(sampler_scratch_bytes(vocab));
+    int wrong = 0;
+    for (uint32_t t = 0; t < N; t++) {
+        struct sampler_params p = sampler_params_default();
+        uint32_t id = 0;
+        p.temperature = s->temperature, p.top_p = s->top_p, p.min_p = s->min_p, p.top_k = s->top_k;
+        p.seed = params[t].seed;
+        struct sampler_input in = {.logits = logits + (size_t)t * vocab,
+                                   .vocab = vocab,
+                                   .scratch = scratch,
+                                   .sequence = params[t].sequence,
+                                   .position = params[t].position};
+        EXPECT(sampler_sample(&p, &in, &id) == 0);
+        wrong += (int32_t)id != ids[t];
+    }
+    if (wrong)
+        printf("    vocab %u kind %d temperature %g top_p %g min_p %g top_k %u: %d of %d differ\n", vocab,
+               kind, (double)s->temperature, (double)s->top_p, (double)s->min_p, s->top_k, wrong, N);
+    EXPECT(wrong == 0);
+}
+
+static void test_sample(void)
+{
+    static const struct case_of_sampling cases[] = {{0, 1, 0, 0},
+                                                    {1, 1, 0, 0},
+                                                    {0.7f, 1, 0, 40},
+                                                    {0.7f, 0.9f, 0, 0},
+                                                    {1.3f, 0.95f, 0.05f, 50},
+                                                    {1, 1, 0.1f, 0},
+                                                    {2, 0.5f, 0, 100000},
+                                                    {1, 0, 0, 0},
+                                                    {0.6f, 0.95f, 0, 20},
+                                                    {1, 0.999f, 0, 0},
+                                                    {100, 0.9f, 0, 3},
+                                                    {0.01f, 0.9f, 0, 0},
+                                                    {1, 0.9f, 0.5f, 1},
+                                                    {5, 1, 0, 128255}};
+    static const uint32_t vocabs[] = {1, 7, 2048, 49152, 128256};
+    for (int v = 0; v < (gpu_small ? 3 : COUNT_OF(vocabs)); v++)
+        for (int i = 0; i < COUNT_OF(cases); i++)
+            for (int kind = 0; kind < 3; kind++)
+                check_sampling(vocabs[v], &cases[i], kind);
+}
+
+static void test_sample_not_finite(void)
+{
+    enum { N = 6, VOCAB = 3000 };
+    float *logits = gpu_normals(N * VOCAB, 1);
+    struct cuda_sample_params params[N];
+    for (int t = 0; t < N; t++)
+        params[t] = (struct cuda_sample_params){.temperature = t & 1 ? 1 : 0, .top_p = 0.9f};
+    logits[0 * VOCAB + 2999] = NAN;
+    logits[1 * VOCAB + 17] = INFINITY;
+    for (int i = 0; i < VOCAB; i++)
+        logits[2 * VOCAB + i] = -INFINITY;
+    for (int i = 1; i < VOCAB; i++)
+        logits[3 * VOCAB + i] = -INFINITY;
+    logits[4 * VOCAB + 5] = -INFINITY;
+    logits[4 * VOCAB + 2500] = logits[4 * VOCAB + 1500] = 1000;
+    struct cuda_sample op = {gpu_alloc(N * 4),
+                             gpu_upload(logits, N * VOCAB * 4),
+                             VOCAB,
+                             gpu_upload(params, sizeof params),
+                             N,
+                             VOCAB};
+    EXPECT(cuda_sample(&op, NULL) == 0);
+    int32_t *ids = gpu_download(op.ids, N * 4);
+    EXPECT(ids[0] == -1 && ids[1] == -1 && ids[2] == -1);
+    EXPECT(ids[3] == 0 && ids[4] == 1500 && ids[5] >= 0);
+}
+
+static void test_penalties(void)
+{
+    enum { N = 2, VOCAB = 500, HISTORY = 60 };
+    float *logits = gpu_normals(N * VOCAB, 2), rows[N * 3] = {1.3f, 0.4f, 0.25f, 1.0f, -0.5f, 0};
+    uint32_t history[N][HISTORY], begin[N + 1] = {0}, used = 0;
+    struct cuda_penalty_entry entries[N * HISTORY + 1];
+    for (int t = 0; t < N; t++) {
+        for (int i = 0; i < HISTORY; i++) {
+            history[t][i] = gpu_random() % 40;
+            uint32_t e = begin[t];
+            while (e < used && entries[e].id != history[t][i])
+                e++;
+            if (e == used)
+                entries[used++] = (struct cuda_penalty_entry){history[t][i], 0};
+            entries[e].count++;
+        }
+        begin[t + 1] = used;
+    }
+    struct cuda_penalties p = {gpu_upload(logits, N * VOCAB * 4),
+                               VOCAB,
+                               gpu_upload(entries, sizeof entries),
+                               gpu_upload(begin, sizeof begin),
+                               gpu_upload(rows, sizeof rows),
+                               N,
+                               VOCAB};
+    EXPECT(cuda_penalties(&p, NULL) == 0);
+    for (int t = 0; t < N; t++) {
+        struct sampler_params s = sampler_params_default();
+        s.repeat_penalty = rows[3 * t], s.presence_penalty = rows[3 * t + 1],
+        s.frequency_penalty = rows[3 * t + 2];
+        struct sampler_input in = {.logits = logits + t * VOCAB,
+                                   .vocab = VOCAB,
+                                   .history = history[t],
+                                   .history_count = HISTORY,
+                                   .scratch = gpu_host(sampler_scratch_bytes(VOCAB))};
+        uint32_t id;
+        EXPECT(sampler_sample(&s, &in, &id) == 0);
+    }
+    gpu_equal("penalties", gpu_download(p.logits, N * VOCAB * 4), logits, N * VOCAB * 4);
+}
+
+const struct gpu_test tests_select[] = {
+    {"retrieval", test_retrieval}, {"topk", test_topk},
+    {"sample", test_sample},       {"sample_not_finite", test_sample_not_finite},
+    {"penalties", test_penalties}, {NULL, NULL}};
