@@ -162,8 +162,6 @@ void planner_finish_close(struct planner *planner, struct sequence *sequence);
  * allows. */
 void planner_settle(struct planner *planner, struct sequence *sequence);
 
-/* Gathers all loads and fills of a sequence in all offloaded layers and counts them. */
-void planner_gather_all(struct planner *planner, struct sequence *sequence);
 /* Adds jobs for loads and fills in layers [layer, end), counting their bytes. */
 void planner_gather_layers(struct planner *planner, struct sequence *sequence, uint32_t layer, uint32_t end);
 /* Counts rows of loads and fills and forgets them. */

@@ -112,6 +112,7 @@ static void put_stats(json_t *root, const struct worker_stats *s)
     figures_count(root, "layers_offloaded", s->layers - s->layers_resident);
     figures_count(root, "resident_version", s->version);
     figures_count(root, "resident_proposed", s->proposed);
+    figures_count(root, "answers_lost", s->answers_lost);
     put_memory(root, s);
     put_counters(root, "counters_live", &s->live);
     put_counters(root, "counters_closed", &s->totals.counters);

@@ -271,7 +271,7 @@ static void snapshot(struct worker *w)
                              .blocks_present = p->blocks.present,
                              .blocks_free = p->blocks.free_count,
                              .blocks_cached = p->prefix.cached,
-                             .blocks_indexed = p->prefix.indexed,
+                             .answers_lost = w->answers_lost,
                              .block_bytes = p->blocks.block_bytes,
                              .arena_bytes = p->blocks.segment.bytes,
                              .control_bytes = p->attached ? p->control.bytes : 0,

@@ -15,7 +15,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "link/bus.h"
+#include "link/bus_state.h"
 #include "link/figures.h"
 #include "link/runtime.h"
 
@@ -318,13 +318,12 @@ static void put_identity(json_t *o, const struct endpoint_identity *id)
 
 static char *on_status(void *arg)
 {
-    static const char *const states[] = {"new", "greeting", "ready", "lost"};
     struct endpoint *s = arg;
     struct selector_stats t;
     worker_stats(s->worker, &t);
     json_t *o = json_object();
     put_identity(o, s->identity);
-    figures_text(o, "kvstore", states[bus_client_state(s->store)]);
+    figures_text(o, "kvstore", bus_state_name(bus_client_state(s->store)));
     figures_count(o, "decoder_pid", s->decoder ? s->decoder->pid : 0);
     figures_count(o, "sequences", t.sequences);
     figures_count(o, "key_bytes", t.key_bytes);
