@@ -1,7 +1,8 @@
 /* Assertions that stay on in release builds.
  *
  * A failed CHECK is a programmer's error: it prints the expression and the place and aborts, so that the
- * supervisor restarts the daemon. Bad input is never checked this way; it gets an error value (base/err.h). */
+ * supervisor restarts the daemon. Bad input is never checked this way; it gets an error value
+ * (base/err.h). */
 #ifndef BASE_CHECK_H
 #define BASE_CHECK_H
 

@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 #define CLOCK_MS INT64_C(1000000)
-#define CLOCK_S INT64_C(1000000000)
+#define CLOCK_S  INT64_C(1000000000)
 
 int64_t clock_now_ns(void);
 

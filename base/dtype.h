@@ -12,11 +12,11 @@
 enum dtype {
     DTYPE_F32 = 0,
     DTYPE_F16 = 1,
-    DTYPE_Q4_0 = 2,  /* f16 d, 16 bytes of nibbles: w = d (q - 8); low nibbles are elements 0..15 */
-    DTYPE_Q4_1 = 3,  /* f16 d, f16 m, nibbles: w = d q + m */
-    DTYPE_Q5_0 = 6,  /* f16 d, u32 high bits, nibbles: w = d (q - 16) */
-    DTYPE_Q5_1 = 7,  /* f16 d, f16 m, u32 high bits, nibbles: w = d q + m */
-    DTYPE_Q8_0 = 8,  /* f16 d, 32 int8: w = d q */
+    DTYPE_Q4_0 = 2, /* f16 d, 16 bytes of nibbles: w = d (q - 8); low nibbles are elements 0..15 */
+    DTYPE_Q4_1 = 3, /* f16 d, f16 m, nibbles: w = d q + m */
+    DTYPE_Q5_0 = 6, /* f16 d, u32 high bits, nibbles: w = d (q - 16) */
+    DTYPE_Q5_1 = 7, /* f16 d, f16 m, u32 high bits, nibbles: w = d q + m */
+    DTYPE_Q8_0 = 8, /* f16 d, 32 int8: w = d q */
     DTYPE_Q2_K = 10,
     DTYPE_Q3_K = 11,
     DTYPE_Q4_K = 12,

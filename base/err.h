@@ -9,8 +9,8 @@
 #define ERR_TEXT_MAX 512
 
 struct err {
-    int code;                 /* negative errno, 0 when nothing was set */
-    char text[ERR_TEXT_MAX];  /* one line, no newline */
+    int code;                /* negative errno, 0 when nothing was set */
+    char text[ERR_TEXT_MAX]; /* one line, no newline */
 };
 
 /* Sets code and text and returns `code` (which must be negative), so that callers write

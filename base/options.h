@@ -1,5 +1,5 @@
-/* Options of a program or sub-command: one table says name, argument, default, group and text; parsing, defaults and
- * the help are all made from it, so that none of them can contradict another. */
+/* Options of a program or sub-command: one table says name, argument, default, group and text; parsing,
+ * defaults and the help are all made from it, so that none of them can contradict another. */
 #ifndef BASE_OPTIONS_H
 #define BASE_OPTIONS_H
 
@@ -33,8 +33,9 @@ struct option_entry {
     const char *text;
 };
 
-/* Puts the defaults into `values`, then what argv[1..] says. "--name value", "--name=value", "-x value". A second
- * occurrence replaces the first. 0; 1 when --help or -h stands there; -EINVAL with the option's name. */
+/* Puts the defaults into `values`, then what argv[1..] says. "--name value", "--name=value", "-x value". A
+ * second occurrence replaces the first. 0; 1 when --help or -h stands there; -EINVAL with the option's
+ * name. */
 int options_parse(const struct option_entry *table, int argc, char **argv, void *values, struct err *err);
 
 /* The table as help: groups in order of first appearance, defaults in brackets. */

@@ -16,7 +16,8 @@ void pool_free(struct pool **pool);
 int pool_threads(const struct pool *pool);
 
 /* Runs body(arg, index, thread) for every index in [0, count), returns when all are done. `thread` is in
- * [0, threads) and picks scratch memory. One caller at a time; a body must not call pool_run on the same pool. */
+ * [0, threads) and picks scratch memory. One caller at a time; a body must not call pool_run on the same
+ * pool. */
 void pool_run(struct pool *pool, int count, void (*body)(void *arg, int index, int thread), void *arg);
 
 #endif

@@ -1,11 +1,11 @@
 /* Operators of the decoder and the retriever: one header, a backend chosen once at start.
  *
- * Conventions. Shapes are written [token][head][dim]; all activations are float32 and contiguous. Weights stay
- * in their file's type (base/dtype.h). `n` counts tokens. Inputs are const and outputs come first. No operator
- * allocates, and none lets a result depend on how many tokens were given together, on the number of threads,
- * or on where a KV piece lies: each output element is computed by the same sequence of operations whatever
- * stands beside it (design section "Exactness"). The CPU has a plain reference, an AVX2 and an AVX-512 path;
- * within one process the path never changes.
+ * Conventions. Shapes are written [token][head][dim]; all activations are float32 and contiguous. Weights
+ * stay in their file's type (base/dtype.h). `n` counts tokens. Inputs are const and outputs come first. No
+ * operator allocates, and none lets a result depend on how many tokens were given together, on the number of
+ * threads, or on where a KV piece lies: each output element is computed by the same sequence of operations
+ * whatever stands beside it (design section "Exactness"). The CPU has a plain reference, an AVX2 and an
+ * AVX-512 path; within one process the path never changes.
  *
  * A `struct compute` belongs to one thread; operators return when their work is done. */
 #ifndef COMPUTE_COMPUTE_H
@@ -51,7 +51,8 @@ void compute_free(struct compute **compute);
 /* "cpu reference", "cpu avx2", "cpu avx512", with " q8" after it for such activations: for logs, reports. */
 const char *compute_name(const struct compute *compute);
 
-/* A weight matrix where the model file maps it: rows x cols, row-major, rows of dtype_row_bytes(type, cols). */
+/* A weight matrix where the model file maps it: rows x cols, row-major, rows of dtype_row_bytes(type,
+ * cols). */
 struct matrix {
     enum dtype type;
     uint32_t rows, cols;
@@ -135,8 +136,8 @@ struct attn_query {
 };
 
 /* out, q: [n][q_heads][head_dim]; q heads of a group (q_heads / kv_heads) follow each other. softmax over the
- * listed positions in the list's order, scale applied to q.k. A list of count 0 gives zeros. Bytes moved: each
- * listed piece once per query (the CPU may share it among neighbouring queries of the same view). */
+ * listed positions in the list's order, scale applied to q.k. A list of count 0 gives zeros. Bytes moved:
+ * each listed piece once per query (the CPU may share it among neighbouring queries of the same view). */
 void compute_attention(struct compute *c, float *out, const float *q, const struct attn_query *queries, int n,
                        int q_heads, int kv_heads, int head_dim, float scale);
 
@@ -160,14 +161,14 @@ struct key_view {
     uint32_t count; /* keys */
 };
 
-/* Appends n keys k [n][kv_heads][head_dim] (float32, rotated) at view->count..; chunks must be there. Does not
- * change view->count. */
+/* Appends n keys k [n][kv_heads][head_dim] (float32, rotated) at view->count..; chunks must be there. Does
+ * not change view->count. */
 void compute_keys_append(struct compute *c, const struct key_view *view, const float *k, int n, int kv_heads,
                          int head_dim);
 
-/* weights [kv_heads][stride]: for each query head softmax(scale * q.k) over positions [0, view->count), pooled
- * over the query heads of its KV head. stride >= view->count. Source: paper section on the retrieval head;
- * algorithm.md section 1. */
+/* weights [kv_heads][stride]: for each query head softmax(scale * q.k) over positions [0, view->count),
+ * pooled over the query heads of its KV head. stride >= view->count. Source: paper section on the retrieval
+ * head; algorithm.md section 1. */
 void compute_retrieval_weights(struct compute *c, float *weights, size_t stride, const float *q,
                                const struct key_view *view, int q_heads, int kv_heads, int head_dim,
                                float scale, enum pool_kind pool);

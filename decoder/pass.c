@@ -107,7 +107,8 @@ int pass_create(const struct model *model, const struct pass_options *options, s
                 (double)rope->base, rope->dims, (double)rope->factor);
     else
         r = compute_create_with(
-            &(struct compute_options){"cpu", options->threads, options->isa, options->activations}, &f->compute, err);
+            &(struct compute_options){"cpu", options->threads, options->isa, options->activations},
+            &f->compute, err);
     if (r < 0) {
         pass_free(&f);
         return r;

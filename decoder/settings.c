@@ -28,7 +28,8 @@ static const struct option_entry table[] = {
     {.name = "isa", .kind = OPTION_CHOICE, AT(isa), .argument = "NAME", .initial = "auto",
      .choices = COMPUTE_ISA_CHOICES, .text = "instruction set of the operators"},
     {.name = "activations", .kind = OPTION_CHOICE, AT(activations), .argument = "KIND", .initial = "f32",
-     .choices = COMPUTE_ACTIVATIONS_CHOICES, .text = "what products of quantized weights take; q8: of 8 bits"},
+     .choices = COMPUTE_ACTIVATIONS_CHOICES,
+     .text = "what quantized weights are multiplied by; q8: rounded to 8 bits"},
     DAEMON_OPTIONS(struct settings),
     {0}};
 /* clang-format on */

@@ -22,9 +22,9 @@
 
 struct planner_options {
     uint64_t device_bytes, host_bytes;
-    uint32_t sequences; /* live at a time */
-    uint32_t slots;     /* of one (sequence, group, row head); 0: 1.5 x the sequence's budget */
-    uint32_t budget;    /* largest that a sequence may ask for; 0: the context */
+    uint32_t sequences;      /* live at a time */
+    uint32_t slots;          /* of one (sequence, group, row head); 0: 1.5 x the sequence's budget */
+    uint32_t budget;         /* largest that a sequence may ask for; 0: the context */
     uint32_t offload_layers; /* at least the last so many are offloaded, whatever memory allows */
     int threads;
     bool no_elastic, no_prefix, no_offload, poison;

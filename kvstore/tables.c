@@ -110,7 +110,8 @@ void tables_lists(struct tables *t, uint32_t step, uint32_t phase, struct sequen
         uint32_t *writes = table_write_at(view, s->index, g);
         for (uint32_t h = 0; h < t->header.row_heads && e->attached[g]; h++) {
             uint32_t slot = elastic_head(e, g, h)->slot_of[position];
-            if (writes[h] != slot) /* the late phase finds what the early one wrote, which is being read by then */
+            if (writes[h] !=
+                slot) /* the late phase finds what the early one wrote, which is being read by then */
                 writes[h] = slot;
         }
     }

@@ -53,8 +53,7 @@ int arena_hold_ask(struct arena_hold *hold, const char *dir, uint64_t epoch, str
         hold->socket = -1;
         return r;
     }
-    struct fdpass_frame ask = {
-        .kind = FDPASS_ASK, .epoch = epoch, .role = ROLE_LAUNCH};
+    struct fdpass_frame ask = {.kind = FDPASS_ASK, .epoch = epoch, .role = ROLE_LAUNCH};
     r = fdpass_send(hold->socket, &ask, NULL, err);
     if (!r)
         r = loop_add_fd(hold->loop, hold->socket, EPOLLIN, on_answer, hold);

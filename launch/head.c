@@ -88,7 +88,8 @@ static int write_head(const struct bootstrap *b, const struct model *model, stru
     memset(groups, 0, sizeof groups);
     configure(&h, model, b);
     int rc = 0;
-    snprintf(h.source, sizeof h.source, "bootstrapped from layer %" PRIu32 " of %.100s", b->layer, model_name(model));
+    snprintf(h.source, sizeof h.source, "bootstrapped from layer %" PRIu32 " of %.100s", b->layer,
+             model_name(model));
     for (uint32_t g = 0; g < b->groups && rc == 0; g++) {
         const struct model_layer *from = &model_layers(model)[b->layer];
         char name[48];

@@ -70,8 +70,8 @@ int head_cache_get(const struct model *model, char ret_path[PATH_MAX], struct er
     if (r)
         return r;
     struct hash128 print = model_fingerprint(model);
-    int n =
-        snprintf(ret_path, PATH_MAX, "%s/%016" PRIx64 "%016" PRIx64 "-layer%d.safetensors", dir, print.hi, print.lo, LAYER);
+    int n = snprintf(ret_path, PATH_MAX, "%s/%016" PRIx64 "%016" PRIx64 "-layer%d.safetensors", dir, print.hi,
+                     print.lo, LAYER);
     if (n >= PATH_MAX)
         return err_set(err, -ENAMETOOLONG, "%s: name too long", dir);
     if (fits(ret_path, model))

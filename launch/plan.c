@@ -26,27 +26,41 @@ static const char usage_text[] =
     "usage: specontext plan (-m MODEL | --layers N --heads N --kv-heads N --head-dim N --model-bytes BYTES)\n"
     "                       --device-memory SIZE --requests R --budget B --context S [options]\n"
     "\n"
-    "How long the context of R concurrent requests may grow before one more run of layers has to be offloaded.\n"
+    "How long the context of R concurrent requests may grow before one more run of layers has to be "
+    "offloaded.\n"
     "\n"
     "load\n"
     "      --device-memory, --gpu-memory SIZE   memory to plan for: exact: KV memory; paper: the whole GPU\n"
     "      --requests R       concurrent requests (default 1)\n"
     "      --budget B         positions attended (default 2048)\n"
-    "      --context S        positions a request will have, marked in the table (default: the model's context)\n"
+    "      --context S        positions a request will have, marked in the table (default: the model's "
+    "context)\n"
     "      --slots N          slots a row head (default: 1.5 x budget; exact only)\n"
     "model\n"
     "  -m, --model FILE       shape and bytes from a model file\n"
     "      --layers, --heads, --kv-heads, --head-dim N; --model-bytes BYTES   shape and bytes by hand\n"
     "      --head-bytes BYTES retrieval head (default 0)\n"
     "memory model\n"
-    "      --memory-model paper|exact   the paper's formula (erratum mended), or what our processes allocate\n"
+    "      --memory-model paper|exact   the paper's formula (erratum mended), or what our processes "
+    "allocate\n"
     "                         (default exact)\n"
     "output\n"
     "      --json             JSON instead of a table\n";
 
 enum {
-    OPT_MEMORY = 256, OPT_REQUESTS, OPT_BUDGET, OPT_CONTEXT, OPT_SLOTS, OPT_LAYERS, OPT_HEADS, OPT_KV_HEADS,
-    OPT_HEAD_DIM, OPT_MODEL_BYTES, OPT_HEAD_BYTES, OPT_MEMORY_MODEL, OPT_JSON
+    OPT_MEMORY = 256,
+    OPT_REQUESTS,
+    OPT_BUDGET,
+    OPT_CONTEXT,
+    OPT_SLOTS,
+    OPT_LAYERS,
+    OPT_HEADS,
+    OPT_KV_HEADS,
+    OPT_HEAD_DIM,
+    OPT_MODEL_BYTES,
+    OPT_HEAD_BYTES,
+    OPT_MEMORY_MODEL,
+    OPT_JSON
 };
 
 static const struct option long_options[] = {
@@ -143,8 +157,8 @@ static int complete(struct plan *p)
         return 2;
     }
     if (p->q_heads % p->kv_heads) {
-        fprintf(stderr, "specontext plan: --heads: found %u, expected a multiple of --kv-heads %u\n", p->q_heads,
-                p->kv_heads);
+        fprintf(stderr, "specontext plan: --heads: found %u, expected a multiple of --kv-heads %u\n",
+                p->q_heads, p->kv_heads);
         return 2;
     }
     if (!p->sequence_context)
@@ -210,19 +224,20 @@ static json_t *plan_json(const struct plan *p, const struct kv_layout *layout)
         json_t *row = json_pack("{s:I, s:I}", "layers_offloaded", (json_int_t)offloaded, "context",
                                 (json_int_t)threshold(p, layout, offloaded));
         if (p->exact)
-            json_object_set_new(row, "device_bytes", json_integer((json_int_t)device_bytes(p, layout, offloaded)));
+            json_object_set_new(row, "device_bytes",
+                                json_integer((json_int_t)device_bytes(p, layout, offloaded)));
         json_array_append_new(rows, row);
     }
-    json_t *out = json_pack("{s:s, s:I, s:I, s:I, s:I, s:o}", "memory_model", p->exact ? "exact" : "paper",
-                            "memory_bytes", (json_int_t)p->memory_bytes, "requests", (json_int_t)p->requests,
-                            "budget", (json_int_t)p->budget, "context", (json_int_t)p->context, "thresholds", rows);
+    json_t *out =
+        json_pack("{s:s, s:I, s:I, s:I, s:I, s:o}", "memory_model", p->exact ? "exact" : "paper",
+                  "memory_bytes", (json_int_t)p->memory_bytes, "requests", (json_int_t)p->requests, "budget",
+                  (json_int_t)p->budget, "context", (json_int_t)p->context, "thresholds", rows);
     if (p->exact) {
         json_object_set_new(out, "slots", json_integer(p->slots));
         json_object_set_new(out, "kv_bytes_per_token",
                             json_integer((json_int_t)(layout_row_bytes(layout) * layout->row_heads)));
-        json_object_set_new(
-            out, "host_bytes",
-            json_integer((json_int_t)memory_host_bytes(layout, p->requests, p->context)));
+        json_object_set_new(out, "host_bytes",
+                            json_integer((json_int_t)memory_host_bytes(layout, p->requests, p->context)));
         json_object_set_new(out, "device_bytes_all_resident",
                             json_integer((json_int_t)device_bytes(p, layout, 0)));
         json_object_set_new(out, "device_bytes_all_offloaded",
@@ -238,9 +253,10 @@ static void print_table(const json_t *plan)
            (double)json_integer_value(json_object_get(plan, "memory_bytes")) / (1 << 30),
            (long long)json_integer_value(json_object_get(plan, "requests")),
            (long long)json_integer_value(json_object_get(plan, "budget")));
-    static const char *const byte_rows[][2] = {{"host_bytes", "host memory for KV"},
-                                               {"device_bytes_all_resident", "device memory, all layers resident"},
-                                               {"device_bytes_all_offloaded", "device memory, all layers offloaded"}};
+    static const char *const byte_rows[][2] = {
+        {"host_bytes", "host memory for KV"},
+        {"device_bytes_all_resident", "device memory, all layers resident"},
+        {"device_bytes_all_offloaded", "device memory, all layers offloaded"}};
     long long context = (long long)json_integer_value(json_object_get(plan, "context"));
     for (size_t i = 0; i < sizeof byte_rows / sizeof *byte_rows; i++) {
         const json_t *bytes = json_object_get(plan, byte_rows[i][0]);
@@ -252,7 +268,8 @@ static void print_table(const json_t *plan)
     int marked = 0;
     size_t i;
     json_t *row;
-    json_array_foreach(json_object_get(plan, "thresholds"), i, row) {
+    json_array_foreach(json_object_get(plan, "thresholds"), i, row)
+    {
         long long s = (long long)json_integer_value(json_object_get(row, "context"));
         int fits = s >= context && !marked;
         marked |= fits;
@@ -276,7 +293,8 @@ int plan_main(int argc, char **argv)
         if (opt == '?')
             return 2;
         if (set_option(&plan, opt, optarg) < 0) {
-            fprintf(stderr, "specontext plan: %s: found %s, expected another value; see specontext plan --help\n",
+            fprintf(stderr,
+                    "specontext plan: %s: found %s, expected another value; see specontext plan --help\n",
                     opt == 'm' ? "--model" : long_options[index].name, optarg);
             return 2;
         }

@@ -295,8 +295,8 @@ static struct part *last_part(struct supervise *s)
     return NULL;
 }
 
-/* An ordinary end goes part by part, the one started last first, so that nobody takes the end of what it leans
- * on for a fault. After a failure all are told at once. */
+/* An ordinary end goes part by part, the one started last first, so that nobody takes the end of what it
+ * leans on for a fault. After a failure all are told at once. */
 static void begin_stop(struct supervise *s, int64_t grace_ns, bool ordered)
 {
     s->phase = STOPPING;

@@ -18,7 +18,7 @@
 #include "base/loop.h"
 #include "proto/msg.h"
 
-struct bus;        /* one ZeroMQ context of a process, its epoch and its HELLO */
+struct bus; /* one ZeroMQ context of a process, its epoch and its HELLO */
 struct bus_server;
 struct bus_client;
 
@@ -26,10 +26,10 @@ struct bus_peer { /* what a server knows of one peer */
     uint8_t routing[16];
     uint32_t routing_bytes;
     uint64_t epoch;
-    uint32_t role;     /* enum msg_role; 0 before HELLO */
+    uint32_t role; /* enum msg_role; 0 before HELLO */
     uint32_t pid;
-    int64_t heard_ns;  /* last message */
-    void *user;        /* the daemon's own */
+    int64_t heard_ns; /* last message */
+    void *user;       /* the daemon's own */
 };
 
 struct bus_counters { /* for status and metrics */
@@ -73,7 +73,7 @@ struct bus_peer *bus_find_role(struct bus_server *server, uint32_t role);
  * callback of that peer, except `hello` and `gone`. */
 void bus_close_peer(struct bus_server *server, struct bus_peer *peer);
 
-#define BUS_PING_NS (500 * CLOCK_MS)    /* clients ping when they have sent, or heard, nothing for so long */
+#define BUS_PING_NS    (500 * CLOCK_MS) /* clients ping when they have sent, or heard, nothing for so long */
 #define BUS_SILENCE_NS (4 * CLOCK_S)    /* a peer that says nothing for so long is LOST */
 
 enum bus_state { BUS_NEW, BUS_GREETING, BUS_READY, BUS_LOST };

@@ -26,7 +26,8 @@ struct daemon_options {
     {.name = "lifeline", .kind = OPTION_UINT, .at = offsetof(values, daemon.lifeline), .argument = "FD", \
      .most = 1 << 20, .group = DAEMON_GROUP, .text = "end when this descriptor reads end of file"}, \
     {.name = "log", .kind = OPTION_CHOICE, .at = offsetof(values, daemon.log), .argument = "LEVEL", \
-     .initial = "info", .choices = LOG_LEVELS, .group = DAEMON_GROUP, .text = "what to tell on standard error"}
+     .initial = "info", .choices = LOG_LEVELS, .group = DAEMON_GROUP, \
+     .text = "what to tell on standard error"}
 /* clang-format on */
 
 /* Processors online, at most `most`, at least 1: the default of --threads. */
@@ -40,9 +41,9 @@ struct daemon {
     void *arg;
 };
 
-/* Watches signals and life line, and ignores SIGPIPE: a log line into a closed pipe must not end a daemon that
- * has not cleaned up. Call before any thread starts; `daemon` stays until the loop is freed. When the supervisor
- * is gone the runtime directory is removed, since nobody else will. */
+/* Watches signals and life line, and ignores SIGPIPE: a log line into a closed pipe must not end a daemon
+ * that has not cleaned up. Call before any thread starts; `daemon` stays until the loop is freed. When the
+ * supervisor is gone the runtime directory is removed, since nobody else will. */
 int daemon_watch(struct daemon *daemon, struct err *err);
 
 #endif

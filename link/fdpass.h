@@ -13,11 +13,11 @@
 
 /* The only two messages of this socket. Fixed 64 bytes, little-endian. */
 struct fdpass_frame {
-    uint32_t magic;   /* FDPASS_MAGIC */
-    uint32_t kind;    /* enum fdpass_kind */
-    uint64_t epoch;   /* of the sender */
-    uint32_t role;    /* enum msg_role of the sender */
-    uint32_t fds;     /* descriptors that come with it */
+    uint32_t magic;    /* FDPASS_MAGIC */
+    uint32_t kind;     /* enum fdpass_kind */
+    uint64_t epoch;    /* of the sender */
+    uint32_t role;     /* enum msg_role of the sender */
+    uint32_t fds;      /* descriptors that come with it */
     uint64_t value[5]; /* by kind; zero where unused */
 };
 #define FDPASS_MAGIC 0x44464353u /* "SCFD" */

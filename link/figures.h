@@ -1,5 +1,5 @@
-/* JSON objects of figures: answers to STATUS, and reports. What has no value in JSON becomes null: numbers that
- * are not finite, texts that are NULL or no UTF-8. */
+/* JSON objects of figures: answers to STATUS, and reports. What has no value in JSON becomes null: numbers
+ * that are not finite, texts that are NULL or no UTF-8. */
 #ifndef LINK_FIGURES_H
 #define LINK_FIGURES_H
 

@@ -7,7 +7,7 @@
 #include "base/err.h"
 
 #define RUNTIME_DIR_DEFAULT "/run/specontext"
-#define RUNTIME_PATH_MAX 100 /* sun_path has 108 bytes */
+#define RUNTIME_PATH_MAX    100 /* sun_path has 108 bytes */
 
 /* Names below the directory: "kvstore.sock" (bus), "kvstore.fd" (descriptors), "retriever.sock",
  * "decoder.sock". -ENAMETOOLONG when the result would not fit a socket address. */

@@ -54,8 +54,8 @@ int arena_header_check(const struct arena_header *h, uint64_t file_bytes, struct
         return err_set(err, -EINVAL, "arena: magic: found %016llx, expected %016llx",
                        (unsigned long long)h->magic, (unsigned long long)ARENA_MAGIC);
     if (h->version != ARENA_VERSION || h->header_bytes != sizeof *h)
-        return err_set(err, -EPROTO, "arena: version: found %u (header %u bytes), expected %u (%zu)", h->version,
-                       h->header_bytes, ARENA_VERSION, sizeof *h);
+        return err_set(err, -EPROTO, "arena: version: found %u (header %u bytes), expected %u (%zu)",
+                       h->version, h->header_bytes, ARENA_VERSION, sizeof *h);
     if (h->header_checksum != header_checksum(h))
         return err_set(err, -EINVAL, "arena: header checksum: found %016llx, expected %016llx",
                        (unsigned long long)h->header_checksum, (unsigned long long)header_checksum(h));

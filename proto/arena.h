@@ -18,28 +18,28 @@
 
 #include "proto/layout.h"
 
-#define ARENA_MAGIC UINT64_C(0x3130415845504353) /* "SCPEXA01" */
-#define ARENA_VERSION 1u
+#define ARENA_MAGIC    UINT64_C(0x3130415845504353) /* "SCPEXA01" */
+#define ARENA_VERSION  1u
 #define ARENA_NO_BLOCK UINT32_MAX
 
 struct arena_header {
     uint64_t magic;
     uint32_t version;
-    uint32_t header_bytes;      /* sizeof(struct arena_header) */
+    uint32_t header_bytes;         /* sizeof(struct arena_header) */
     uint64_t layout_lo, layout_hi; /* layout_fingerprint */
     struct kv_layout layout;
     uint32_t sequences_max;
-    uint32_t record_bytes;      /* stride of sequence records */
+    uint32_t record_bytes; /* stride of sequence records */
     uint32_t blocks_max;
-    uint32_t pad0;              /* zero */
+    uint32_t pad0; /* zero */
     uint64_t records_at, blocks_at, rows_at;
     uint64_t block_bytes;
-    uint64_t salt;              /* of the prefix hashes */
-    uint64_t header_checksum;   /* low half of hash_bytes(0, all fields above) */
+    uint64_t salt;            /* of the prefix hashes */
+    uint64_t header_checksum; /* low half of hash_bytes(0, all fields above) */
     /* Fields below change while the store runs. */
     _Atomic uint32_t blocks_present; /* blocks that the file is long enough for */
     uint32_t pad1;
-    _Atomic uint64_t store_epoch;    /* of the store that last wrote */
+    _Atomic uint64_t store_epoch; /* of the store that last wrote */
 };
 
 /* How the KV of a block was made: blocks are re-used only by requests that ask for the same. */
@@ -61,10 +61,10 @@ struct arena_block {
     uint64_t hash_lo, hash_hi;     /* chain hash over salt, made and all tokens up to the end of this block */
     uint64_t parent_lo, parent_hi; /* chain hash of the block before, 0 for the first */
     struct made made;
-    uint32_t ntokens;              /* ids below that are valid, <= 64 */
-    uint32_t pad0[19];             /* zero */
+    uint32_t ntokens;  /* ids below that are valid, <= 64 */
+    uint32_t pad0[19]; /* zero */
     uint32_t tokens[BLOCK_TOKENS];
-    _Atomic uint32_t state;        /* publish word */
+    _Atomic uint32_t state; /* publish word */
     uint32_t pad1[15];
 };
 
@@ -75,13 +75,13 @@ enum arena_sequence_state {
 };
 
 struct arena_sequence {
-    uint64_t id;             /* decoder's id of the sequence */
-    uint64_t salt;           /* of its prefix hashes */
-    struct made made;        /* how rows past the prompt are made */
+    uint64_t id;      /* decoder's id of the sequence */
+    uint64_t salt;    /* of its prefix hashes */
+    struct made made; /* how rows past the prompt are made */
     uint32_t prompt_tokens;
-    uint32_t capacity;       /* positions it may grow to: blocks are reserved for them */
+    uint32_t capacity; /* positions it may grow to: blocks are reserved for them */
     uint32_t sinks, window, budget;
-    uint32_t cached_tokens;  /* reused from other sequences at the start */
+    uint32_t cached_tokens; /* reused from other sequences at the start */
     uint32_t pad0[2];
     _Atomic uint32_t blocks;    /* entries of block[] that are valid */
     _Atomic uint32_t tokens;    /* ids recorded: token p is blocks[p / 64].tokens[p % 64] */
@@ -106,8 +106,8 @@ _Static_assert(sizeof(struct arena_header) == 232, "layout");
 void arena_header_init(struct arena_header *header, const struct kv_layout *layout, uint32_t sequences_max,
                        uint32_t blocks_max, uint64_t salt);
 
-/* Checks a header that is `file_bytes` long in all: magic, version, checksum, offsets, lengths. 0 or -EINVAL /
- * -EPROTO with one line. Nothing else of the arena may be touched before this returned 0. */
+/* Checks a header that is `file_bytes` long in all: magic, version, checksum, offsets, lengths. 0 or -EINVAL
+ * / -EPROTO with one line. Nothing else of the arena may be touched before this returned 0. */
 int arena_header_check(const struct arena_header *header, uint64_t file_bytes, struct err *err);
 
 uint64_t arena_file_bytes(const struct arena_header *header, uint32_t blocks); /* with that many blocks */

@@ -79,9 +79,9 @@ int control_header_check(const struct control_header *h, const struct kv_layout 
         return err_set(err, -EINVAL, "control segment: length: found %llu bytes, expected at least %zu",
                        (unsigned long long)file_bytes, sizeof *h);
     if (h->magic != CONTROL_MAGIC || h->version != CONTROL_VERSION || h->header_bytes != sizeof *h)
-        return err_set(err, -EPROTO, "control segment: found magic %016llx version %u, expected %016llx version %u",
-                       (unsigned long long)h->magic, h->version, (unsigned long long)CONTROL_MAGIC,
-                       CONTROL_VERSION);
+        return err_set(
+            err, -EPROTO, "control segment: found magic %016llx version %u, expected %016llx version %u",
+            (unsigned long long)h->magic, h->version, (unsigned long long)CONTROL_MAGIC, CONTROL_VERSION);
     if (h->sequences_max == 0 || h->sequences_max > LIMIT_SEQUENCES || h->list_max > LIMIT_CONTEXT ||
         h->slots > LIMIT_CONTEXT)
         return err_set(err, -EINVAL, "control segment: counts: found %u sequences, lists of %u, %u slots",
@@ -89,10 +89,11 @@ int control_header_check(const struct control_header *h, const struct kv_layout 
     struct control_header want = *h;
     derive(&want, layout);
     if (memcmp(&want, h, sizeof want))
-        return err_set(err, -EPROTO,
-                       "control segment: layout: found fingerprint %016llx and %llu bytes, expected %016llx and %llu",
-                       (unsigned long long)h->layout_lo, (unsigned long long)h->total_bytes,
-                       (unsigned long long)want.layout_lo, (unsigned long long)want.total_bytes);
+        return err_set(
+            err, -EPROTO,
+            "control segment: layout: found fingerprint %016llx and %llu bytes, expected %016llx and %llu",
+            (unsigned long long)h->layout_lo, (unsigned long long)h->total_bytes,
+            (unsigned long long)want.layout_lo, (unsigned long long)want.total_bytes);
     if (file_bytes < h->total_bytes)
         return err_set(err, -EINVAL, "control segment: length: found %llu bytes, expected %llu",
                        (unsigned long long)file_bytes, (unsigned long long)h->total_bytes);

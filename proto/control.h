@@ -19,13 +19,13 @@
 
 #include "proto/layout.h"
 
-#define CONTROL_MAGIC UINT64_C(0x313043544E4F4353) /* "SCONTC01" */
+#define CONTROL_MAGIC   UINT64_C(0x313043544E4F4353) /* "SCONTC01" */
 #define CONTROL_VERSION 1u
 
-/* Steps are 32-bit and compared cyclically. A flag of step t is raised by storing t, and satisfies a waiter for
- * step s when (int32_t)(t - s) >= 0. To break every wait for ever, a flag is set FLAG_ABORT_AHEAD past the
- * step: the same comparison (and a GPU's stream wait for >=) lets the waiter go, and it sees that the value is
- * at least FLAG_ABORT_AHEAD / 2 ahead of what it asked for. */
+/* Steps are 32-bit and compared cyclically. A flag of step t is raised by storing t, and satisfies a waiter
+ * for step s when (int32_t)(t - s) >= 0. To break every wait for ever, a flag is set FLAG_ABORT_AHEAD past
+ * the step: the same comparison (and a GPU's stream wait for >=) lets the waiter go, and it sees that the
+ * value is at least FLAG_ABORT_AHEAD / 2 ahead of what it asked for. */
 #define FLAG_ABORT_AHEAD 0x40000000u
 
 enum control_flag_index {
@@ -38,7 +38,8 @@ enum control_flag_index {
     FLAG_COMMITTED,         /* store: rows of step t are in the arena */
     FLAG_RESIDENT_PROPOSED, /* store: version of the resident set that it wants */
     FLAG_ROWS_READY,        /* store: + run: rows that run needs for step t are in place */
-    FLAG_RUN_CONSUMED = FLAG_ROWS_READY + LIMIT_RUNS, /* decoder: + run: dense step t: run's KV written, read no more */
+    FLAG_RUN_CONSUMED =
+        FLAG_ROWS_READY + LIMIT_RUNS, /* decoder: + run: dense step t: run's KV written, read no more */
     FLAG_COUNT = FLAG_RUN_CONSUMED + LIMIT_RUNS
 };
 
@@ -66,11 +67,12 @@ struct control_header {
     uint32_t slabs_max;      /* slabs of one (sequence, layer) that hold slots */
     uint32_t slots;          /* slots of one (sequence, group, row head) */
     uint32_t units_per_slab; /* pieces that one slab holds */
-    uint32_t staging_tokens; /* positions that one dense step may touch while layers are offloaded, all entries
+    uint32_t
+        staging_tokens;  /* positions that one dense step may touch while layers are offloaded, all entries
                                 together; 0: no limit (nothing can be offloaded) */
-    uint32_t first_step;     /* the first record's step */
+    uint32_t first_step; /* the first record's step */
     uint32_t pad0;
-    uint64_t checksum;       /* low half of hash_bytes(0, all fields above) */
+    uint64_t checksum; /* low half of hash_bytes(0, all fields above) */
 };
 
 enum step_kind {
@@ -101,11 +103,13 @@ struct step_record { /* writer: decoder; complete when FLAG_STEP_POSTED reaches 
     uint32_t token[LIMIT_STEP_TOKENS];
 };
 
-/* One per parity, at table_at + parity * table_bytes; arrays follow at the offsets of struct table_offsets. */
+/* One per parity, at table_at + parity * table_bytes; arrays follow at the offsets of struct
+ * table_offsets. */
 struct table_header { /* writer: store; complete when FLAG_TABLES_LATE reaches `step` */
     uint32_t step;
     uint32_t resident_version;
-    uint8_t resident[LIMIT_LAYERS]; /* 1: all KV of the layer is in pages; 0: slots (sparse) or staging (dense) */
+    uint8_t
+        resident[LIMIT_LAYERS]; /* 1: all KV of the layer is in pages; 0: slots (sparse) or staging (dense) */
 };
 
 /* Per (phase, sequence). */
@@ -121,8 +125,8 @@ struct table_offsets {
     uint64_t sequences; /* struct table_sequence [2 phases][sequences_max] */
     uint64_t counts;    /* u32 [2][sequences_max][groups][selection_heads]: attended positions */
     uint64_t writes;    /* u32 [sequences_max][groups][row_heads]: slot for the KV of the entry's token */
-    uint64_t pages;     /* u64 [sequences_max][layers][pages_max]: own pages if resident, else staging pages */
-    uint64_t slabs;     /* u64 [sequences_max][layers][slabs_max] */
+    uint64_t pages; /* u64 [sequences_max][layers][pages_max]: own pages if resident, else staging pages */
+    uint64_t slabs; /* u64 [sequences_max][layers][slabs_max] */
     uint64_t positions; /* u32 [2][sequences_max][groups][selection_heads][list_max], ascending */
     uint64_t slots;     /* u32, same shape: the slot of each position, in the row head that serves the head */
     uint64_t bytes;     /* of the whole table, a multiple of 4096 */
@@ -151,8 +155,8 @@ void control_header_init(struct control_header *header, const struct kv_layout *
 
 /* What the decoder does before it touches anything else: recomputes all of it and compares. `file_bytes` from
  * fstat. 0, -EINVAL or -EPROTO with one line: field, found, expected. */
-int control_header_check(const struct control_header *header, const struct kv_layout *layout, uint64_t file_bytes,
-                         struct err *err);
+int control_header_check(const struct control_header *header, const struct kv_layout *layout,
+                         uint64_t file_bytes, struct err *err);
 
 void control_table_offsets(const struct control_header *header, struct table_offsets *ret_offsets);
 
@@ -178,13 +182,15 @@ struct table_view {
     struct table_offsets at;
 };
 
-static inline struct table_sequence *table_sequence_at(const struct table_view *t, uint32_t phase, uint32_t seq)
+static inline struct table_sequence *table_sequence_at(const struct table_view *t, uint32_t phase,
+                                                       uint32_t seq)
 {
-    return (struct table_sequence *)(t->base + t->at.sequences) + (uint64_t)phase * t->header->sequences_max + seq;
+    return (struct table_sequence *)(t->base + t->at.sequences) + (uint64_t)phase * t->header->sequences_max +
+           seq;
 }
 
-static inline uint64_t table_list_index(const struct table_view *t, uint32_t phase, uint32_t seq, uint32_t group,
-                                        uint32_t head)
+static inline uint64_t table_list_index(const struct table_view *t, uint32_t phase, uint32_t seq,
+                                        uint32_t group, uint32_t head)
 {
     const struct control_header *h = t->header;
     return (((uint64_t)phase * h->sequences_max + seq) * h->groups + group) * h->selection_heads + head;

@@ -33,10 +33,11 @@ int layout_check(const struct kv_layout *l, struct err *err)
     if (r == 0)
         r = check_range("group_first_layer[0]", l->group_first_layer[0], 0, 0, err);
     for (uint32_t g = 0; r == 0 && g < l->groups; g++)
-        r = check_range("group_first_layer", l->group_first_layer[g + 1], l->group_first_layer[g] + 1, l->layers,
-                        err);
+        r = check_range("group_first_layer", l->group_first_layer[g + 1], l->group_first_layer[g] + 1,
+                        l->layers, err);
     if (r == 0)
-        r = check_range("group_first_layer[groups]", l->group_first_layer[l->groups], l->layers, l->layers, err);
+        r = check_range("group_first_layer[groups]", l->group_first_layer[l->groups], l->layers, l->layers,
+                        err);
     return r;
 }
 
@@ -44,8 +45,9 @@ struct hash128 layout_fingerprint(const struct kv_layout *l)
 {
     uint64_t words[16 + LIMIT_GROUPS + 1];
     memset(words, 0, sizeof words);
-    uint64_t head[] = {l->model.lo, l->model.hi, l->layers,        l->row_heads,   l->selection_heads, l->groups,
-                       l->piece_bytes, l->dtype, l->key_row_bytes, BLOCK_TOKENS, l->context_max};
+    uint64_t head[] = {l->model.lo,        l->model.hi,  l->layers,      l->row_heads,
+                       l->selection_heads, l->groups,    l->piece_bytes, l->dtype,
+                       l->key_row_bytes,   BLOCK_TOKENS, l->context_max};
     memcpy(words, head, sizeof head);
     for (uint32_t g = 0; g <= l->groups && g <= LIMIT_GROUPS; g++)
         words[16 + g] = l->group_first_layer[g];

@@ -13,17 +13,17 @@
 #include "proto/limits.h"
 
 struct kv_layout {
-    struct hash128 model;     /* model fingerprint */
+    struct hash128 model; /* model fingerprint */
     uint32_t layers;
     uint32_t row_heads;
     uint32_t selection_heads; /* a multiple of row_heads */
     uint32_t groups;          /* layer groups; group g serves layers [first_layer[g], first_layer[g+1]) */
     uint32_t piece_bytes;
-    uint32_t dtype;           /* enum dtype of the pieces' elements: compared, never interpreted */
-    uint32_t key_row_bytes;   /* second row kind: the retriever's K of one token; 0 = not kept */
-    uint32_t context_max;     /* positions a sequence may have */
+    uint32_t dtype;         /* enum dtype of the pieces' elements: compared, never interpreted */
+    uint32_t key_row_bytes; /* second row kind: the retriever's K of one token; 0 = not kept */
+    uint32_t context_max;   /* positions a sequence may have */
     uint32_t group_first_layer[LIMIT_GROUPS + 1]; /* [0] = 0, [groups] = layers, ascending */
-    uint32_t pad0;            /* zero */
+    uint32_t pad0;                                /* zero */
 };
 
 /* Every count within proto/limits.h, products within 64 bits. 0 or -EINVAL with field, found, expected. */
@@ -44,10 +44,13 @@ uint32_t layout_run_first(const struct kv_layout *layout, uint32_t run); /* run 
 uint32_t layout_run_of(const struct kv_layout *layout, uint32_t layer);
 
 /* Sizes in bytes. */
-uint64_t layout_row_bytes(const struct kv_layout *layout);   /* pieces of one (token, row head): layers x piece */
-uint64_t layout_block_bytes(const struct kv_layout *layout); /* rows of 64 tokens, all row heads, + key rows */
-uint64_t layout_page_bytes(const struct kv_layout *layout);  /* one layer, 64 tokens, all row heads */
-uint64_t layout_slab_bytes(const struct kv_layout *layout);  /* SLAB_BYTES_MIN, or the next power of two >= a page */
+uint64_t
+layout_row_bytes(const struct kv_layout *layout); /* pieces of one (token, row head): layers x piece */
+uint64_t
+layout_block_bytes(const struct kv_layout *layout);         /* rows of 64 tokens, all row heads, + key rows */
+uint64_t layout_page_bytes(const struct kv_layout *layout); /* one layer, 64 tokens, all row heads */
+uint64_t
+layout_slab_bytes(const struct kv_layout *layout); /* SLAB_BYTES_MIN, or the next power of two >= a page */
 
 /* Offset of a row within its block: [row head][token in block][layer][piece]. */
 static inline uint64_t layout_row_at(const struct kv_layout *layout, uint32_t row_head, uint32_t token)

@@ -10,7 +10,8 @@ static uint64_t divide_up(uint64_t a, uint64_t b)
 
 uint64_t memory_paper_threshold(const struct memory_paper *p, uint32_t offloaded)
 {
-    double piece = 4.0 * p->requests * p->kv_heads * p->head_dim; /* K and V, 2 bytes each, of every request */
+    double piece =
+        4.0 * p->requests * p->kv_heads * p->head_dim; /* K and V, 2 bytes each, of every request */
     double left = p->memory_bytes - 1.3 * (p->model_bytes + p->head_bytes) - piece * offloaded * p->budget;
     double s = floor(left / (piece * (p->layers + 1.0 + p->query_groups - offloaded)));
     return s > 0 ? (uint64_t)s : 0;
@@ -43,7 +44,8 @@ uint64_t memory_staging_slabs(const struct kv_layout *layout, uint32_t tokens)
 uint32_t memory_staging_tokens(const struct kv_layout *layout, uint64_t device_bytes)
 {
     uint64_t slab_bytes = layout_slab_bytes(layout);
-    uint64_t slabs = device_bytes / slab_bytes / 2 / (2 * run_layers_max(layout)); /* of one layer and buffer */
+    uint64_t slabs =
+        device_bytes / slab_bytes / 2 / (2 * run_layers_max(layout)); /* of one layer and buffer */
     uint64_t pages = (slabs ? slabs : 1) * (slab_bytes / layout_page_bytes(layout));
     uint64_t wanted = divide_up(layout->context_max, BLOCK_TOKENS);
     return (uint32_t)((pages < wanted ? pages : wanted) * BLOCK_TOKENS);
@@ -66,7 +68,9 @@ uint32_t memory_exact_threshold(const struct kv_layout *layout, const struct mem
                                 uint64_t device_bytes, uint32_t resident)
 {
     uint64_t slabs = device_bytes / layout_slab_bytes(layout);
-    uint32_t low = 0, high = layout->context_max; /* low fits (or is 0), above high does not: slabs grow with context */
+    uint32_t low = 0,
+             high =
+                 layout->context_max; /* low fits (or is 0), above high does not: slabs grow with context */
     while (low < high) {
         uint32_t middle = low + (high - low + 1) / 2;
         if (memory_device_slabs(layout, load, middle, resident) <= slabs)

@@ -1,6 +1,6 @@
-/* The memory model: bytes that a load needs on the device and on the host, and the context lengths (thresholds)
- * at which one more run of layers has to leave the device. Pure arithmetic; the store decides by it and
- * `specontext plan` prints it.
+/* The memory model: bytes that a load needs on the device and on the host, and the context lengths
+ * (thresholds) at which one more run of layers has to leave the device. Pure arithmetic; the store decides by
+ * it and `specontext plan` prints it.
  *
  * `paper`: the formula of the paper (arXiv 2512.00722 section on memory; its printed threshold_i lacks the
  * factor 4 before i*B, which M_part has: an erratum that is mended here).
@@ -20,8 +20,8 @@ struct memory_paper {
     uint32_t requests, budget;
 };
 
-/* Longest context S (tokens per request) with `offloaded` layers in host memory; 0 when even the weights do not
- * fit. */
+/* Longest context S (tokens per request) with `offloaded` layers in host memory; 0 when even the weights do
+ * not fit. */
 uint64_t memory_paper_threshold(const struct memory_paper *paper, uint32_t offloaded);
 
 struct memory_load {
@@ -42,8 +42,8 @@ uint64_t memory_staging_slabs(const struct kv_layout *layout, uint32_t tokens);
 /* Positions that the store's staging buffers hold: the layout's context, but at most half of the device. */
 uint32_t memory_staging_tokens(const struct kv_layout *layout, uint64_t device_bytes);
 
-/* Device slabs for the load at `context` positions a request with layers [0, resident) on the device. `resident`
- * is a run boundary. */
+/* Device slabs for the load at `context` positions a request with layers [0, resident) on the device.
+ * `resident` is a run boundary. */
 uint64_t memory_device_slabs(const struct kv_layout *layout, const struct memory_load *load, uint32_t context,
                              uint32_t resident);
 

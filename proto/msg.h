@@ -22,18 +22,18 @@
 #include "proto/layout.h"
 #include "proto/limits.h"
 
-#define MSG_VERSION 1u
+#define MSG_VERSION     1u
 #define MSG_VERSION_MIN 1u
 
 enum msg_kind {
-    MSG_HELLO = 1,    /* any -> server, first of a conversation */
-    MSG_WELCOME = 2,  /* server -> any: accepted, with the server's own identity */
-    MSG_ERROR = 3,    /* either way: the message `id` was refused, why; the conversation may be over */
-    MSG_PING = 4,     /* either way; any traffic counts as a sign of life */
+    MSG_HELLO = 1,   /* any -> server, first of a conversation */
+    MSG_WELCOME = 2, /* server -> any: accepted, with the server's own identity */
+    MSG_ERROR = 3,   /* either way: the message `id` was refused, why; the conversation may be over */
+    MSG_PING = 4,    /* either way; any traffic counts as a sign of life */
     MSG_PONG = 5,
-    MSG_STATUS = 6,   /* any -> server */
-    MSG_REPORT = 7,   /* answer to STATUS: JSON text */
-    MSG_DRAIN = 8,    /* supervisor -> daemon: finish what runs, take nothing new, exit 0 */
+    MSG_STATUS = 6, /* any -> server */
+    MSG_REPORT = 7, /* answer to STATUS: JSON text */
+    MSG_DRAIN = 8,  /* supervisor -> daemon: finish what runs, take nothing new, exit 0 */
 
     MSG_OPEN = 16,    /* decoder -> store: a sequence begins */
     MSG_GRANT = 17,   /* store -> decoder: its index, tokens that are cached */
@@ -44,8 +44,8 @@ enum msg_kind {
     MSG_PREFIX = 22,  /* any -> store: how many of these tokens are cached? */
     MSG_PREFIXED = 23,
 
-    MSG_STEP = 32,    /* decoder -> retriever: tokens of step `id` */
-    MSG_TOPK = 33,    /* retriever -> store: selections of step `id` */
+    MSG_STEP = 32,     /* decoder -> retriever: tokens of step `id` */
+    MSG_TOPK = 33,     /* retriever -> store: selections of step `id` */
     MSG_RESELECT = 34, /* store -> retriever: the base of a difference is unknown here, send full sets */
 
     MSG_GENERATE = 48, /* gateway or command line -> decoder */
@@ -67,13 +67,13 @@ struct msg_u32s { /* travels as bin of little-endian u32 */
     uint32_t count;
 };
 
-struct msg_hello { /* HELLO and WELCOME */
+struct msg_hello {        /* HELLO and WELCOME */
     uint32_t role;        /* enum msg_role of the sender */
     uint32_t version_min; /* oldest message version that it speaks */
     uint32_t pid;
     char build[64];
-    char device[64];      /* GPU UUID, or "cpu" */
-    bool has_layout;      /* decoder's and retriever's HELLO: always; store's WELCOME: once it has one */
+    char device[64]; /* GPU UUID, or "cpu" */
+    bool has_layout; /* decoder's and retriever's HELLO: always; store's WELCOME: once it has one */
     struct kv_layout layout;
     struct hash128 tokenizer; /* fingerprint, zero when the sender has none */
     uint64_t head;            /* a retriever's: fingerprint of its head (low half), else 0 */
@@ -94,19 +94,19 @@ enum open_flags {
 };
 
 struct msg_open {
-    uint64_t sequence;      /* the decoder's id, unique in its epoch, != 0 */
-    uint32_t flags;         /* enum open_flags; OPEN to the retriever ignores all of this line and the next */
-    uint64_t salt;          /* separates tenants' prefixes; 0 = the shared one */
-    struct made made;       /* how KV after the prompt is made */
-    uint32_t capacity;      /* positions: prompt + tokens to generate */
+    uint64_t sequence; /* the decoder's id, unique in its epoch, != 0 */
+    uint32_t flags;    /* enum open_flags; OPEN to the retriever ignores all of this line and the next */
+    uint64_t salt;     /* separates tenants' prefixes; 0 = the shared one */
+    struct made made;  /* how KV after the prompt is made */
+    uint32_t capacity; /* positions: prompt + tokens to generate */
     uint32_t budget, sinks, window; /* budget 0: dense only */
-    struct msg_u32s tokens; /* the prompt; empty to the retriever */
+    struct msg_u32s tokens;         /* the prompt; empty to the retriever */
 };
 
 struct msg_grant {
     uint64_t sequence;
-    uint32_t index;   /* into the tables */
-    uint32_t cached;  /* positions [0, cached) are committed already; a multiple of BLOCK_TOKENS, < prompt */
+    uint32_t index;  /* into the tables */
+    uint32_t cached; /* positions [0, cached) are committed already; a multiple of BLOCK_TOKENS, < prompt */
 };
 
 struct msg_close {
@@ -116,18 +116,18 @@ struct msg_close {
 /* All counts over the life of the sequence; rows and bytes over all heads and offloaded layers. "Selection"
  * means sinks and window left out. */
 struct kv_counters {
-    uint64_t steps;              /* sparse steps */
-    uint64_t attended;           /* positions attended, summed over steps and lists */
-    uint64_t lists;              /* lists summed over */
-    uint64_t selected;           /* selected positions, summed over steps and lists that have a predecessor */
-    uint64_t kept;               /* of those, how many the set before had */
-    uint64_t rows_loaded, bytes_loaded;     /* gathered from the host for selections */
-    uint64_t bytes_if_reloaded;             /* what gathering every selection whole would have moved */
-    uint64_t rows_filled, bytes_filled;     /* gathered for sinks, windows, pages, staging */
-    uint64_t bytes_written;                 /* written through to the host */
+    uint64_t steps;    /* sparse steps */
+    uint64_t attended; /* positions attended, summed over steps and lists */
+    uint64_t lists;    /* lists summed over */
+    uint64_t selected; /* selected positions, summed over steps and lists that have a predecessor */
+    uint64_t kept;     /* of those, how many the set before had */
+    uint64_t rows_loaded, bytes_loaded;         /* gathered from the host for selections */
+    uint64_t bytes_if_reloaded;                 /* what gathering every selection whole would have moved */
+    uint64_t rows_filled, bytes_filled;         /* gathered for sinks, windows, pages, staging */
+    uint64_t bytes_written;                     /* written through to the host */
     uint32_t layers_resident, layers_offloaded; /* at the end */
     uint32_t layers_offloaded_max;
-    double mass_sum;        /* of mass_count selections, as TOPK told */
+    double mass_sum; /* of mass_count selections, as TOPK told */
     uint64_t mass_count;
 };
 
@@ -172,7 +172,7 @@ struct msg_step_entry { /* 24 bytes on the wire, little-endian, in `entries` bin
 
 struct msg_step { /* id = step */
     const struct msg_step_entry *entries;
-    uint32_t entry_count; /* <= LIMIT_SEQUENCES */
+    uint32_t entry_count;   /* <= LIMIT_SEQUENCES */
     struct msg_u32s tokens; /* of all entries, in order */
 };
 
@@ -193,7 +193,7 @@ struct msg_topk { /* id = step */
     const struct msg_topk_entry *entries;
     uint32_t entry_count;
     uint32_t groups, selection_heads;
-    struct msg_u32s counts;    /* entry_count x groups x selection_heads x {added, removed} */
+    struct msg_u32s counts; /* entry_count x groups x selection_heads x {added, removed} */
     struct msg_u32s positions;
 };
 
@@ -202,9 +202,9 @@ struct msg_reselect { /* id = step from which on full sets are wanted */
 };
 
 struct msg_sampling {
-    float temperature;    /* 0 to 1000; 0: greedy */
-    float top_p, min_p;   /* 0 to 1 */
-    float repeat_penalty; /* 0 to 1000 */
+    float temperature;                         /* 0 to 1000; 0: greedy */
+    float top_p, min_p;                        /* 0 to 1 */
+    float repeat_penalty;                      /* 0 to 1000 */
     float presence_penalty, frequency_penalty; /* -1000 to 1000 */
     uint32_t top_k, repeat_last_n;
     uint64_t seed;
@@ -218,7 +218,7 @@ enum generate_flags {
 };
 
 struct msg_generate { /* id = the client's request id */
-    uint32_t flags;     /* enum generate_flags */
+    uint32_t flags;   /* enum generate_flags */
     uint32_t max_tokens;
     uint32_t selection; /* enum selection_mode */
     uint32_t budget, sinks, window;
@@ -239,8 +239,8 @@ struct msg_token {
 enum finish_reason { FINISH_STOP = 1, FINISH_LENGTH = 2, FINISH_CANCELLED = 3, FINISH_ERROR = 4 };
 
 struct msg_done {
-    uint32_t reason;      /* enum finish_reason */
-    int32_t code;         /* FINISH_ERROR: negative errno */
+    uint32_t reason;             /* enum finish_reason */
+    int32_t code;                /* FINISH_ERROR: negative errno */
     char text[LIMIT_TEXT_BYTES]; /* ... and why */
     uint32_t prompt_tokens, cached_tokens, generated_tokens;
     int64_t queued_ns, prefill_ns, decode_ns; /* durations; decode: from the first token to the last */
@@ -289,8 +289,8 @@ void msg_buffer_free(void *buffer);
 int msg_decode(const void *frame, size_t bytes, struct msg *ret_msg, struct err *err);
 void msg_free(struct msg *msg);
 
-const char *msg_kind_name(uint32_t kind); /* "OPEN", or "?" */
-const char *msg_role_name(uint32_t role); /* "decoder", or "?" */
+const char *msg_kind_name(uint32_t kind);     /* "OPEN", or "?" */
+const char *msg_role_name(uint32_t role);     /* "decoder", or "?" */
 const char *msg_finish_name(uint32_t reason); /* "stop", "length", "cancelled", "error" */
 
 /* Whether a message of `kind` may reach a server of role `server` from a peer of role `from` that has (or has

@@ -1,6 +1,6 @@
 /* The retrieval head's projections; see projection.h. Owner: the thread that owns the compute object. All
- * buffers are made once, for a tile of tokens and the most queries: memory does not depend on the context.
- * */
+ * buffers are made once, for a tile of tokens and the most queries: memory does not depend on the
+ * context. */
 #include "retriever/projection.h"
 
 #include <errno.h>

@@ -35,8 +35,8 @@ void ggufgen_strings(struct ggufgen *gen, const char *key, const char *const *va
 void ggufgen_i32s(struct ggufgen *gen, const char *key, const int32_t *values, uint64_t count);
 void ggufgen_f32s(struct ggufgen *gen, const char *key, const float *values, uint64_t count);
 
-/* A tensor with pseudo-random values of about +-scale, of any type that base/dtype.h knows; cols is the fastest
- * dimension; rows 0: a vector. scale 0: all ones (F32 only). */
+/* A tensor with pseudo-random values of about +-scale, of any type that base/dtype.h knows; cols is the
+ * fastest dimension; rows 0: a vector. scale 0: all ones (F32 only). */
 void ggufgen_tensor(struct ggufgen *gen, const char *name, enum dtype type, uint64_t rows, uint64_t cols,
                     float scale);
 

@@ -73,8 +73,8 @@ void node_raw_send(struct node_fixture *f, const void *bytes, size_t count, int 
 void node_raw_send_msg(struct node_fixture *f, const struct msg *msg);
 void node_raw_greet(struct node_fixture *f, uint32_t role, uint64_t epoch);
 
-/* Of a test: *state becomes a struct node_fixture with a private directory. The teardown frees what is in it and
- * checks that no socket was left. */
+/* Of a test: *state becomes a struct node_fixture with a private directory. The teardown frees what is in it
+ * and checks that no socket was left. */
 int node_setup(void **state);
 int node_teardown(void **state);
 

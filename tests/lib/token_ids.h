@@ -7,8 +7,8 @@
 
 #include "model/tokenizer.h"
 
-/* Encodes the text and fails the test unless the ids are the decimal numbers of `expected`, up to a newline or
- * its end. `special`: texts of control tokens count as these. */
+/* Encodes the text and fails the test unless the ids are the decimal numbers of `expected`, up to a newline
+ * or its end. `special`: texts of control tokens count as these. */
 void token_ids_check(const struct tokenizer *tokenizer, const char *text, size_t bytes, bool special,
                      const char *expected);
 

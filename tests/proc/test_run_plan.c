@@ -77,8 +77,8 @@ static void check_load(const char *device_memory, int offloads)
     struct runcase c;
     char dir[PATH_MAX], tokens_text[24];
     snprintf(dir, sizeof dir, "%s", runcase_path("run/plan"));
-    RUNCASE_START(&c, "--prompts", prompts_file(), "-n", "6000", "--ignore-eos", "--budget", "256", "--no-prefix",
-                  "--device-memory", device_memory, "--runtime", dir);
+    RUNCASE_START(&c, "--prompts", prompts_file(), "-n", "6000", "--ignore-eos", "--budget", "256",
+                  "--no-prefix", "--device-memory", device_memory, "--runtime", dir);
     json_t *store = NULL;
     int64_t tokens = 0, deadline = clock_now_ns() + 240 * CLOCK_S;
     while (!store && clock_now_ns() < deadline)
@@ -88,22 +88,35 @@ static void check_load(const char *device_memory, int offloads)
     runcase_end(&c, 130, clock_now_ns() + 20 * CLOCK_S);
 
     snprintf(tokens_text, sizeof tokens_text, "%lld", (long long)tokens);
-    const char *argv[] = {proc_program("specontext"), "plan", "-m", RUNCASE_MODEL, "--device-memory", device_memory,
-                          "--requests", "4", "--budget", "256", "--context", tokens_text, "--json", NULL};
+    const char *argv[] = {proc_program("specontext"),
+                          "plan",
+                          "-m",
+                          RUNCASE_MODEL,
+                          "--device-memory",
+                          device_memory,
+                          "--requests",
+                          "4",
+                          "--budget",
+                          "256",
+                          "--context",
+                          tokens_text,
+                          "--json",
+                          NULL};
     json_t *plan = run_json(argv);
     int64_t offloaded = (int64_t)runcase_number(store, "layers_offloaded"), planned = 0;
     assert_true(offloads ? offloaded > 0 : offloaded == 0);
     size_t i;
     json_t *row;
-    json_array_foreach(json_object_get(plan, "thresholds"), i, row) {
+    json_array_foreach(json_object_get(plan, "thresholds"), i, row)
+    {
         if (json_integer_value(json_object_get(row, "layers_offloaded")) == offloaded)
             planned = json_integer_value(json_object_get(row, "device_bytes"));
     }
     const json_t *device = runcase_field(store, "device"), *host = runcase_field(store, "host");
     double used = (runcase_number(device, "slabs") - runcase_number(device, "slabs_free")) *
                   runcase_number(device, "slab_bytes");
-    printf("device %s, %lld tokens, %lld layers offloaded: planned %.1f MB, allocated %.1f MB\n", device_memory,
-           (long long)tokens, (long long)offloaded, (double)planned / 1e6, used / 1e6);
+    printf("device %s, %lld tokens, %lld layers offloaded: planned %.1f MB, allocated %.1f MB\n",
+           device_memory, (long long)tokens, (long long)offloaded, (double)planned / 1e6, used / 1e6);
     assert_true(fabs(used - (double)planned) <= 0.03 * (double)planned);
     double blocks = runcase_number(host, "blocks_used") * runcase_number(host, "block_bytes");
     double host_planned = runcase_number(plan, "host_bytes");

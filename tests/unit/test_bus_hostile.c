@@ -231,7 +231,8 @@ static bool is_report(const void *arg)
     return ((const struct node_record *)arg)->last.kind == MSG_REPORT;
 }
 
-/* The server is stopped: the queue fills, then each send is refused at once; what waited is dropped as late. */
+/* The server is stopped: the queue fills, then each send is refused at once; what waited is dropped as
+ * late. */
 static void a_flood_is_refused_not_queued_for_ever(void **state)
 {
     struct node_fixture *f = *state;

@@ -111,8 +111,8 @@ static void ask_store(struct rig *g, const struct msg *msg)
 
 /* ---- the retriever ---- */
 
-/* A run of positions that moves on slowly, another one for each list; at most as many as the budget leaves.
- * */
+/* A run of positions that moves on slowly, another one for each list; at most as many as the budget
+ * leaves. */
 static uint32_t choose(const struct msg_open *o, uint32_t t, uint32_t list, uint32_t *ret)
 {
     uint32_t limit = t > o->window && t - o->window > o->sinks ? t - o->window : o->sinks;

@@ -139,7 +139,8 @@ static void need(const char *path)
     skip();
 }
 
-static void bench_open_as(struct bench *b, const char *path, int threads, enum compute_activations activations)
+static void bench_open_as(struct bench *b, const char *path, int threads,
+                          enum compute_activations activations)
 {
     need(path);
     struct err err = {0};
