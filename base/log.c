@@ -2,11 +2,9 @@
  * main; afterwards any thread may log. */
 #include "base/log.h"
 
-#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -24,15 +22,9 @@ void log_init(const char *name, enum log_level level)
     log_journal = getenv("JOURNAL_STREAM") != NULL;
 }
 
-int log_level_parse(const char *text, enum log_level *ret_level)
+const char *log_level_name(enum log_level level)
 {
-    for (unsigned i = 0; i < sizeof level_names / sizeof *level_names; i++) {
-        if (!strcmp(text, level_names[i])) {
-            *ret_level = (enum log_level)i;
-            return 0;
-        }
-    }
-    return -EINVAL;
+    return level_names[level];
 }
 
 void log_write(enum log_level level, const char *fmt, ...)

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-int parse_u64(const char *text, uint64_t low, uint64_t high, uint64_t *ret)
+int parse_u32(const char *text, uint32_t low, uint32_t high, uint32_t *ret)
 {
     if (!isdigit((unsigned char)text[0]))
         return -EINVAL;
@@ -18,17 +18,8 @@ int parse_u64(const char *text, uint64_t low, uint64_t high, uint64_t *ret)
         return -EINVAL;
     if (errno == ERANGE || value < low || value > high)
         return -ERANGE;
-    *ret = value;
+    *ret = (uint32_t)value;
     return 0;
-}
-
-int parse_u32(const char *text, uint32_t low, uint32_t high, uint32_t *ret)
-{
-    uint64_t value;
-    int r = parse_u64(text, low, high, &value);
-    if (r == 0)
-        *ret = (uint32_t)value;
-    return r;
 }
 
 int parse_double(const char *text, double low, double high, double *ret)

@@ -5,7 +5,6 @@
 #include <stdint.h>
 
 /* Decimal, low <= value <= high. 0 or -EINVAL / -ERANGE. */
-int parse_u64(const char *text, uint64_t low, uint64_t high, uint64_t *ret);
 int parse_u32(const char *text, uint32_t low, uint32_t high, uint32_t *ret);
 
 /* Finite, low <= value <= high. */

@@ -16,13 +16,14 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/pool.h"
-#include "compute/compute.h"
+#include "bench/bench_options.h"
 
 enum { HIDDEN = 576, FFN = 1536, Q_HEADS = 9, KV_HEADS = 3, HEAD_DIM = 64, VOCAB = 49152, PAGE = 64 };
 
 struct bench {
     struct compute *c;
-    int repeats, quick;
+    int repeats;
+    bool quick;
     double read_gbs, fma_gflops;
 };
 
@@ -415,28 +416,13 @@ static void bench_retrieval(const struct bench *b)
 
 int main(int argc, char **argv)
 {
-    struct bench b = {.repeats = 7};
-    struct compute_options options = {.device = "cpu", .threads = (int)sysconf(_SC_NPROCESSORS_ONLN)};
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--quick") == 0)
-            b.quick = 1;
-        else if (strcmp(argv[i], "--isa") == 0 && i + 1 < argc &&
-                 compute_isa_parse(argv[i + 1], &options.isa) == 0)
-            i++;
-        else if (strcmp(argv[i], "--activations") == 0 && i + 1 < argc)
-            options.activations =
-                strcmp(argv[++i], "q8") == 0 ? COMPUTE_ACTIVATIONS_Q8 : COMPUTE_ACTIVATIONS_F32;
-        else if (strcmp(argv[i], "--threads") == 0 && i + 1 < argc)
-            options.threads = atoi(argv[++i]);
-        else {
-            fprintf(stderr, "usage: bench_compute [--quick] [--threads N] [--isa auto|reference|avx2|avx512] "
-                            "[--activations f32|q8]\n");
-            return 2;
-        }
-    }
-    b.repeats = b.quick ? 3 : 7;
+    struct bench_options options = {.quick = false};
+    int code;
+    if (!bench_options_parse(argc, argv, &options, &code))
+        return code;
+    struct bench b = {.quick = options.quick, .repeats = options.quick ? 3 : 7};
     struct err err;
-    if (compute_create_with(&options, &b.c, &err) < 0) {
+    if (compute_create_with(&options.compute, &b.c, &err) < 0) {
         fprintf(stderr, "%s\n", err.text);
         return 1;
     }

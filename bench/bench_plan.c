@@ -170,9 +170,7 @@ static void measure(struct bench *b, int threads, int steps)
         for (uint32_t s = 0; s < SEQUENCES; s++)
             loads += b->sequences[s].elastic.loads.count;
     }
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < SEQUENCES * HEADS; i++)
-        bytes += tables_list_bytes(BUDGET);
+    uint64_t bytes = (uint64_t)SEQUENCES * HEADS * (BUDGET * 8 + 4); /* positions, slots and a count */
     qsort(ms, (size_t)steps, sizeof ms[0], compare);
     printf("%d thread%s: median %.2f ms a step, best %.2f, worst %.2f; %.2f MB of lists written (%.1f GB/s), "
            "%.0f rows "

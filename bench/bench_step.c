@@ -18,7 +18,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/pool.h"
-#include "compute/compute.h"
+#include "bench/bench_options.h"
 
 enum { LAYERS = 30, HIDDEN = 576, FFN = 1536, Q_HEADS = 9, KV_HEADS = 3, DIM = 64, VOCAB = 49152 };
 enum { KV = KV_HEADS * DIM, PAGE = 64, CONTEXT = 8192, CHUNK = 512, PIECE = 4 * DIM, STEPS_MAX = 200 };
@@ -309,34 +309,19 @@ static void floor_of_reading(const struct step *s)
 
 int main(int argc, char **argv)
 {
-    struct compute_options options = {"cpu", (int)sysconf(_SC_NPROCESSORS_ONLN), COMPUTE_ISA_AUTO,
-                                      COMPUTE_ACTIVATIONS_Q8};
-    int quick = 0;
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--quick") == 0)
-            quick = 1;
-        else if (strcmp(argv[i], "--threads") == 0 && i + 1 < argc)
-            options.threads = atoi(argv[++i]);
-        else if (strcmp(argv[i], "--activations") == 0 && i + 1 < argc)
-            options.activations =
-                strcmp(argv[++i], "q8") == 0 ? COMPUTE_ACTIVATIONS_Q8 : COMPUTE_ACTIVATIONS_F32;
-        else if (strcmp(argv[i], "--isa") == 0 && i + 1 < argc &&
-                 compute_isa_parse(argv[i + 1], &options.isa) == 0)
-            i++;
-        else {
-            fprintf(stderr, "usage: bench_step [--quick] [--threads N] [--isa auto|reference|avx2|avx512] "
-                            "[--activations f32|q8]\n");
-            return 2;
-        }
-    }
+    struct bench_options options = {.compute = {.activations = COMPUTE_ACTIVATIONS_Q8}};
+    int code;
+    if (!bench_options_parse(argc, argv, &options, &code))
+        return code;
+    bool quick = options.quick;
     struct err err;
     struct step *s = mem_alloc(1, sizeof *s); /* lives as long as the process */
-    if (compute_create_with(&options, &s->c, &err) < 0) {
+    if (compute_create_with(&options.compute, &s->c, &err) < 0) {
         fprintf(stderr, "%s\n", err.text);
         return 1;
     }
     make_step(s);
-    printf("%s, %d threads\n", compute_name(s->c), options.threads);
+    printf("%s, %d threads\n", compute_name(s->c), options.compute.threads);
     int steps = quick ? 30 : STEPS_MAX;
     floor_of_reading(s);
     decode(s, "decode, depth 0", 0, 0, steps);

@@ -51,16 +51,6 @@ static const char *const isa_names[] = {
     [COMPUTE_ISA_AVX512] = "avx512",
 };
 
-int compute_isa_parse(const char *name, enum compute_isa *ret_isa)
-{
-    for (size_t i = 0; i < sizeof isa_names / sizeof *isa_names; i++)
-        if (strcmp(name, isa_names[i]) == 0) {
-            *ret_isa = (enum compute_isa)i;
-            return 0;
-        }
-    return -EINVAL;
-}
-
 int compute_create_with(const struct compute_options *o, struct compute **ret_compute, struct err *err)
 {
     if (strcmp(o->device, "cpu") != 0)

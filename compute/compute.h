@@ -22,15 +22,14 @@ struct compute;
 
 /* AUTO is the best that the processor has. */
 enum compute_isa { COMPUTE_ISA_AUTO, COMPUTE_ISA_REFERENCE, COMPUTE_ISA_AVX2, COMPUTE_ISA_AVX512 };
-
-/* "auto", "reference", "avx2", "avx512"; -EINVAL for anything else. */
-int compute_isa_parse(const char *name, enum compute_isa *ret_isa);
+#define COMPUTE_ISA_CHOICES "auto|reference|avx2|avx512" /* in that order */
 
 /* What products with quantized weights are computed from. F32: activations as they are. Q8: activations
  * rounded to int8 with one scale for 32 of them, and integer products; several times as fast, off by about
  * 0.4 % of a block's largest activation. Types without integer products (F32, F16, BF16, Q2_K, Q3_K) use
  * float32 in both modes. */
 enum compute_activations { COMPUTE_ACTIVATIONS_F32, COMPUTE_ACTIVATIONS_Q8 };
+#define COMPUTE_ACTIVATIONS_CHOICES "f32|q8" /* in that order */
 
 struct compute_options {
     const char *device; /* "cpu" */

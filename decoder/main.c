@@ -12,15 +12,14 @@ int main(int argc, char **argv)
 {
     struct settings options;
     struct err err = {0};
-    if (settings_parse(argc, argv, &options, &err) < 0) {
+    int r = settings_parse(argc, argv, &options, &err);
+    if (r < 0) {
         fprintf(stderr, "specontext-decoder: %s\n", err.text);
         return 2;
     }
-    if (options.help) {
-        settings_help();
+    if (r > 0)
         return 0;
-    }
-    log_init("decoder", options.log);
+    log_init("decoder", options.daemon.log);
     struct model *model = NULL;
     if (model_open(options.model, &model, &err) < 0) {
         log_error("%s", err.text);

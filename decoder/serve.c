@@ -8,7 +8,6 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -442,30 +441,17 @@ static const struct bus_client_ops retriever_ops = {retriever_welcome, retriever
 
 /* ---- life ---- */
 
-static void on_signal(void *arg, int number)
+static void on_end(void *arg, const char *why)
 {
-    log_info("stopping: signal %d", number);
+    log_info("stopping: %s", why);
     end(arg, 0, "decoder is stopping");
-}
-
-static void on_lifeline(void *arg, uint32_t events)
-{
-    (void)events;
-    struct serve *s = arg;
-    char byte;
-    if (read(s->options->lifeline, &byte, 1) > 0)
-        return;
-    loop_remove_fd(s->loop, s->options->lifeline);
-    log_info("stopping: the supervisor is gone");
-    end(s, 0, "decoder is stopping");
-    runtime_remove(s->options->runtime);
 }
 
 static int open_sockets(struct serve *s, struct err *err)
 {
     static const struct bus_server_ops server_ops = {client_hello, client_message, client_status,
                                                      client_gone};
-    const char *dir = s->options->runtime;
+    const char *dir = s->options->daemon.runtime;
     char server[RUNTIME_PATH_MAX], retriever[RUNTIME_PATH_MAX];
     int r = runtime_prepare(dir, err);
     if (r == 0)
@@ -499,19 +485,15 @@ int serve_run(const struct settings *options, const struct model *model)
 {
     struct serve s = {.options = options, .model = model, .state = "starting"};
     struct err err = {0};
-    static const int signals[] = {SIGTERM, SIGINT, 0};
     attach_init(&s.attach);
     requests_init(&s.requests);
     s.loop = loop_create();
     s.posts = mailbox_create(POSTS_MAX);
-    int r = loop_add_signals(s.loop, signals, on_signal, &s);
+    struct daemon daemon = {.loop = s.loop, .options = &options->daemon, .end = on_end, .arg = &s};
+    int r = daemon_watch(&daemon, &err);
     if (r == 0)
-        r = loop_add_fd(s.loop, mailbox_fd(s.posts), EPOLLIN, on_posts, &s);
-    if (r == 0 && options->lifeline >= 0)
-        r = loop_add_fd(s.loop, options->lifeline, EPOLLIN | EPOLLHUP, on_lifeline, &s);
-    if (r < 0)
-        err_set(&err, r, "event loop: %s", strerror(-r));
-    else
+        loop_add_fd(s.loop, mailbox_fd(s.posts), EPOLLIN, on_posts, &s);
+    if (r == 0)
         r = identity_init(&s.identity, model, options->context, &err);
     if (r == 0) {
         struct msg_hello hello;

@@ -5,13 +5,11 @@
 #include <stdint.h>
 
 #include "base/err.h"
-#include "base/log.h"
 #include "compute/compute.h"
+#include "link/daemon.h"
 
 struct settings {
-    const char *runtime;
-    int lifeline; /* -1: none */
-    enum log_level log;
+    struct daemon_options daemon;
     const char *model;
     uint32_t context; /* positions; 0: the model's */
     int threads;
@@ -20,12 +18,10 @@ struct settings {
     int32_t early_layers; /* mixed selection; -1: a third of the layers */
     enum compute_isa isa;
     enum compute_activations activations;
-    int help;
 };
 
-/* 0, or -EINVAL with the option, what was found and what was expected. Texts are borrowed from argv. */
+/* Fills defaults and what the arguments say (texts are borrowed). 0; 1: --help was asked for and printed;
+ * -EINVAL with the option, what was found and what was expected. */
 int settings_parse(int argc, char **argv, struct settings *ret, struct err *err);
-
-void settings_help(void); /* to stdout */
 
 #endif

@@ -1,102 +1,68 @@
 /* Figures as JSON; see status.h. No state. Loop thread. */
 #include "decoder/status.h"
 
-#include <inttypes.h>
-#include <jansson.h>
-#include <stdio.h>
+#include "link/figures.h"
 
-static json_t *epoch_text(uint64_t epoch)
+static void put_requests(json_t *root, const struct scheduler_figures *f)
 {
-    char text[20];
-    snprintf(text, sizeof text, "%016" PRIx64, epoch);
-    return json_string(text);
-}
-
-static json_t *ms(int64_t ns)
-{
-    return json_real((double)ns / 1e6);
-}
-
-static json_t *requests(const struct scheduler_figures *f)
-{
-    json_t *o = json_object();
-    json_object_set_new(o, "running", json_integer(f->running));
-    json_object_set_new(o, "waiting", json_integer(f->waiting));
+    json_t *o = figures_section(root, "requests");
+    figures_count(o, "running", f->running);
+    figures_count(o, "waiting", f->waiting);
     for (uint32_t reason = FINISH_STOP; reason <= FINISH_ERROR; reason++)
-        json_object_set_new(o, msg_finish_name(reason), json_integer((json_int_t)f->finished[reason]));
-    json_object_set_new(o, "non_finite", json_integer((json_int_t)f->non_finite));
-    return o;
+        figures_count(o, msg_finish_name(reason), f->finished[reason]);
+    figures_count(o, "non_finite", f->non_finite);
 }
 
-static json_t *tokens(const struct scheduler_figures *f)
+static void put_tokens(json_t *root, const struct scheduler_figures *f)
 {
-    json_t *o = json_object();
-    json_object_set_new(o, "prompt", json_integer((json_int_t)f->prompt_tokens));
-    json_object_set_new(o, "cached", json_integer((json_int_t)f->cached_tokens));
-    json_object_set_new(o, "generated", json_integer((json_int_t)f->generated_tokens));
-    return o;
+    json_t *o = figures_section(root, "tokens");
+    figures_count(o, "prompt", f->prompt_tokens);
+    figures_count(o, "cached", f->cached_tokens);
+    figures_count(o, "generated", f->generated_tokens);
 }
 
-static json_t *steps(const struct stepper_times *f)
+static void put_steps(json_t *root, const struct stepper_times *f)
 {
-    json_t *o = json_object();
-    json_object_set_new(o, "dense", json_integer((json_int_t)f->dense));
-    json_object_set_new(o, "sparse", json_integer((json_int_t)f->sparse));
-    json_object_set_new(o, "record", json_integer((json_int_t)f->record));
-    json_object_set_new(o, "parts_dropped", json_integer((json_int_t)f->dropped));
-    json_object_set_new(o, "waits_broken", json_integer((json_int_t)f->waits_broken));
-    return o;
+    json_t *o = figures_section(root, "steps");
+    figures_count(o, "dense", f->dense);
+    figures_count(o, "sparse", f->sparse);
+    figures_count(o, "record", f->record);
+    figures_count(o, "parts_dropped", f->dropped);
+    figures_count(o, "waits_broken", f->waits_broken);
 }
 
-static json_t *times(const struct device_figures *f)
+static void put_times(json_t *root, const struct device_figures *f)
 {
-    json_t *o = json_object();
-    json_object_set_new(o, "wait_tables", ms(f->steps.wait_tables));
-    json_object_set_new(o, "wait_rows", ms(f->steps.wait_rows));
-    json_object_set_new(o, "attention", ms(f->times.attention));
-    json_object_set_new(o, "matmul", ms(f->times.matmul));
-    json_object_set_new(o, "other", ms(f->times.other));
-    json_object_set_new(o, "sampling", ms(f->requests.sampling_ns));
-    return o;
-}
-
-static json_t *bus(const struct bus_counters *c)
-{
-    json_t *o = json_object();
-    json_object_set_new(o, "sent", json_integer((json_int_t)c->sent));
-    json_object_set_new(o, "received", json_integer((json_int_t)c->received));
-    json_object_set_new(o, "dropped_full", json_integer((json_int_t)c->dropped_full));
-    json_object_set_new(o, "dropped_late", json_integer((json_int_t)c->dropped_late));
-    json_object_set_new(o, "dropped_epoch", json_integer((json_int_t)c->dropped_epoch));
-    json_object_set_new(o, "refused_peers", json_integer((json_int_t)c->refused_peers));
-    json_object_set_new(o, "malformed", json_integer((json_int_t)c->malformed));
-    return o;
+    json_t *o = figures_section(root, "step_ms");
+    figures_ms(o, "wait_tables", f->steps.wait_tables);
+    figures_ms(o, "wait_rows", f->steps.wait_rows);
+    figures_ms(o, "attention", f->times.attention);
+    figures_ms(o, "matmul", f->times.matmul);
+    figures_ms(o, "other", f->times.other);
+    figures_ms(o, "sampling", f->requests.sampling_ns);
 }
 
 char *status_json(const struct status *s)
 {
     json_t *o = json_object();
-    json_object_set_new(o, "part", json_string("decoder"));
-    json_object_set_new(o, "state", json_string(s->state));
-    json_t *name = json_string(model_name(s->model)); /* NULL when it is not UTF-8 */
-    json_object_set_new(o, "model", name ? name : json_null());
-    json_object_set_new(o, "weight_bytes", json_integer((json_int_t)model_weight_bytes(s->model)));
-    json_object_set_new(o, "context", json_integer(s->context));
-    json_object_set_new(o, "sequences", json_integer(s->sequences));
-    json_object_set_new(o, "chunk", json_integer(s->chunk));
-    json_object_set_new(o, "threads", json_integer(s->threads));
-    json_object_set_new(o, "epoch", epoch_text(s->epoch));
-    json_object_set_new(o, "store_epoch", epoch_text(s->store_epoch));
-    json_object_set_new(o, "bus", bus(s->bus));
+    figures_text(o, "part", "decoder");
+    figures_text(o, "state", s->state);
+    figures_text(o, "model", model_name(s->model));
+    figures_count(o, "weight_bytes", model_weight_bytes(s->model));
+    figures_count(o, "context", s->context);
+    figures_count(o, "sequences", s->sequences);
+    figures_count(o, "chunk", s->chunk);
+    figures_count(o, "threads", s->threads);
+    figures_hex(o, "epoch", s->epoch);
+    figures_hex(o, "store_epoch", s->store_epoch);
+    figures_bus(o, s->bus);
     if (s->device) {
-        json_object_set_new(o, "backend", json_string(s->device->backend));
-        json_object_set_new(o, "activation_bytes", json_integer((json_int_t)s->device->activation_bytes));
-        json_object_set_new(o, "requests", requests(&s->device->requests));
-        json_object_set_new(o, "tokens", tokens(&s->device->requests));
-        json_object_set_new(o, "steps", steps(&s->device->steps));
-        json_object_set_new(o, "step_ms", times(s->device));
+        figures_text(o, "backend", s->device->backend);
+        figures_count(o, "activation_bytes", s->device->activation_bytes);
+        put_requests(o, &s->device->requests);
+        put_tokens(o, &s->device->requests);
+        put_steps(o, &s->device->steps);
+        put_times(o, s->device);
     }
-    char *text = json_dumps(o, JSON_COMPACT | JSON_SORT_KEYS);
-    json_decref(o);
-    return text;
+    return figures_finish(&o);
 }

@@ -158,7 +158,7 @@ void planner_detach(struct planner *p, int64_t now_ns)
     if (!p->attached)
         return;
     if (p->step.state != STEP_IDLE)
-        p->totals.counters.waits_broken++;
+        p->totals.waits_broken++;
     flag_abort_all(p->flags);
     for (uint32_t i = 0; i < p->options.sequences; i++) {
         struct sequence *s = &p->sequences[i];
@@ -180,7 +180,7 @@ void planner_detach(struct planner *p, int64_t now_ns)
 void planner_break(struct planner *p, const char *why)
 {
     p->broken = true;
-    p->totals.counters.waits_broken++;
+    p->totals.waits_broken++;
     flag_abort_all(p->flags);
     if (p->events.broken)
         p->events.broken(p->events.arg, why);
@@ -406,29 +406,12 @@ int planner_open(struct planner *p, const struct msg_open *open, struct msg_gran
     return 0;
 }
 
-void planner_add_counters(struct kv_counters *sum, const struct kv_counters *c)
-{
-    sum->steps += c->steps;
-    sum->attended += c->attended;
-    sum->lists += c->lists;
-    sum->selected += c->selected;
-    sum->kept += c->kept;
-    sum->rows_loaded += c->rows_loaded;
-    sum->bytes_loaded += c->bytes_loaded;
-    sum->bytes_if_reloaded += c->bytes_if_reloaded;
-    sum->rows_filled += c->rows_filled;
-    sum->bytes_filled += c->bytes_filled;
-    sum->bytes_written += c->bytes_written;
-    sum->mass_sum += c->mass_sum;
-    sum->mass_count += c->mass_count;
-}
-
 void planner_finish_close(struct planner *p, struct sequence *s)
 {
     uint32_t resident = residency_layers(p);
     s->counters.layers_resident = resident;
     s->counters.layers_offloaded = p->layout.layers - resident;
-    planner_add_counters(&p->totals.counters, &s->counters);
+    msg_add_counters(&p->totals.counters, &s->counters);
     p->totals.closed++;
     struct msg_closed closed = {.sequence = s->id, .counters = s->counters};
     uint64_t request = s->close_request;

@@ -80,7 +80,7 @@ struct residency {
 
 struct planner_totals { /* since the start */
     uint64_t steps_dense, steps_sparse, steps_record, sets, sets_refused, opened, refused, closed;
-    uint64_t offloads, returns, blocks_evicted, reused_tokens, prompt_tokens;
+    uint64_t offloads, returns, blocks_evicted, reused_tokens, prompt_tokens, waits_broken;
     struct kv_counters counters; /* of closed sequences */
     int64_t plan_ns, gather_ns;
 };
@@ -155,7 +155,6 @@ static inline struct control_flag *planner_flag(struct planner *p, unsigned flag
     return (struct control_flag *)((uint8_t *)p->flags + p->tables.header.flags_at) + flag;
 }
 
-void planner_add_counters(struct kv_counters *sum, const struct kv_counters *counters);
 void planner_break(struct planner *planner, const char *why);
 void planner_finish_close(struct planner *planner, struct sequence *sequence);
 
@@ -163,8 +162,6 @@ void planner_finish_close(struct planner *planner, struct sequence *sequence);
  * allows. */
 void planner_settle(struct planner *planner, struct sequence *sequence);
 
-/* Gathers all loads and fills of a sequence in all offloaded layers and counts them. */
-void planner_gather_all(struct planner *planner, struct sequence *sequence);
 /* Adds jobs for loads and fills in layers [layer, end), counting their bytes. */
 void planner_gather_layers(struct planner *planner, struct sequence *sequence, uint32_t layer, uint32_t end);
 /* Counts rows of loads and fills and forgets them. */

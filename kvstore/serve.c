@@ -35,7 +35,7 @@ struct connection { /* of the socket for descriptors */
 
 struct serve {
     struct loop *loop;
-    struct options options;
+    struct store_options options;
     struct bus *bus;
     struct bus_server *server;
     struct msg_hello hello;
@@ -473,7 +473,7 @@ static char *on_status(void *arg)
 
 /* ---- life ---- */
 
-int serve_create(struct serve **ret, struct loop *loop, const struct options *options, int arena_fd,
+int serve_create(struct serve **ret, struct loop *loop, const struct store_options *options, int arena_fd,
                  struct err *err)
 {
     static const struct bus_server_ops OPS = {on_hello, on_message, on_status, on_gone};
@@ -487,13 +487,13 @@ int serve_create(struct serve **ret, struct loop *loop, const struct options *op
     snprintf(s->hello.device, sizeof s->hello.device, "cpu");
     s->bus = bus_create(loop, &s->hello);
     char path[RUNTIME_PATH_MAX];
-    int r = runtime_path(options->runtime, "kvstore.fd", path, err);
+    int r = runtime_path(options->daemon.runtime, "kvstore.fd", path, err);
     if (r == 0)
         r = fdpass_listen(path, &s->listen_fd, err);
     if (r == 0)
         r = loop_add_fd(loop, s->listen_fd, EPOLLIN, on_listen, s);
     if (r == 0)
-        r = runtime_path(options->runtime, "kvstore.sock", path, err);
+        r = runtime_path(options->daemon.runtime, "kvstore.sock", path, err);
     if (r == 0)
         r = bus_serve(s->bus, path, ROLE_KVSTORE, &OPS, s, &s->server, err);
     if (r < 0) {
@@ -521,7 +521,7 @@ void serve_free(struct serve **serve)
         loop_remove_fd(s->loop, s->listen_fd);
         close(s->listen_fd);
         char path[RUNTIME_PATH_MAX];
-        if (runtime_path(s->options.runtime, "kvstore.fd", path, NULL) == 0)
+        if (runtime_path(s->options.daemon.runtime, "kvstore.fd", path, NULL) == 0)
             unlink(path);
     }
     stop_planner(s);

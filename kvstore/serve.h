@@ -5,12 +5,12 @@
 
 #include "base/err.h"
 #include "base/loop.h"
-#include "kvstore/options.h"
+#include "kvstore/store_options.h"
 
 struct serve;
 
 /* Binds both sockets. `arena_fd`: an inherited arena, or -1; taken. */
-int serve_create(struct serve **ret, struct loop *loop, const struct options *options, int arena_fd,
+int serve_create(struct serve **ret, struct loop *loop, const struct store_options *options, int arena_fd,
                  struct err *err);
 void serve_free(struct serve **serve);
 

@@ -31,7 +31,8 @@ void planner_gather_done(struct planner *p, struct sequence *s)
     e->loads.count = e->fills.count = 0;
 }
 
-void planner_gather_all(struct planner *p, struct sequence *s)
+/* Gathers all loads and fills of a sequence in all offloaded layers and counts them. */
+static void gather_all(struct planner *p, struct sequence *s)
 {
     if (s->elastic.loads.count + s->elastic.fills.count == 0)
         return;
@@ -105,11 +106,11 @@ void planner_settle(struct planner *p, struct sequence *s)
         if (e->next == ELASTIC_NONE || !may_commit(s))
             break;
         elastic_commit(e, &s->counters);
-        planner_gather_all(p, s);
+        gather_all(p, s);
     }
     if (e->next == ELASTIC_RECEIVED && e->next_limit <= s->committed) {
         elastic_stage(e);
-        planner_gather_all(p, s);
+        gather_all(p, s);
     }
 }
 

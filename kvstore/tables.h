@@ -40,10 +40,4 @@ void tables_lists(struct tables *tables, uint32_t step, uint32_t phase, struct s
 void tables_entry(struct tables *tables, uint32_t step, uint32_t phase, uint32_t index, int32_t status,
                   uint32_t loaded);
 
-/* Bytes that tables_lists writes for a list of n positions, slots included: for figures. */
-static inline uint64_t tables_list_bytes(uint64_t n)
-{
-    return n * 8 + 4;
-}
-
 #endif

@@ -243,7 +243,7 @@ static void snapshot_sequences(const struct planner *p, struct worker_stats *s)
                                                                  .capacity = q->capacity,
                                                                  .budget = q->budget,
                                                                  .attached = q->attached};
-        planner_add_counters(&s->live, &q->counters);
+        msg_add_counters(&s->live, &q->counters);
     }
 }
 
@@ -271,7 +271,7 @@ static void snapshot(struct worker *w)
                              .blocks_present = p->blocks.present,
                              .blocks_free = p->blocks.free_count,
                              .blocks_cached = p->prefix.cached,
-                             .blocks_indexed = p->prefix.indexed,
+                             .answers_lost = w->answers_lost,
                              .block_bytes = p->blocks.block_bytes,
                              .arena_bytes = p->blocks.segment.bytes,
                              .control_bytes = p->attached ? p->control.bytes : 0,

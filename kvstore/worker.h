@@ -54,7 +54,8 @@ struct worker_stats { /* a snapshot for STATUS */
     uint32_t step, layers, layers_resident, version, proposed;
     uint32_t slabs, slabs_free, slabs_slots, slabs_staging, pages;
     uint64_t slab_bytes, page_bytes, device_bytes;
-    uint32_t blocks, blocks_present, blocks_free, blocks_cached, blocks_indexed;
+    uint32_t blocks, blocks_present, blocks_free, blocks_cached;
+    uint64_t answers_lost; /* the loop was too far behind */
     uint64_t block_bytes, arena_bytes, control_bytes;
     uint32_t slots, staging_tokens, list_max;
     uint32_t live_count;

@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <stdio.h>
 
+#include "base/log.h"
 #include "launch/client.h"
 
 #define NUMBER_BYTES 24
@@ -32,7 +33,7 @@ static int start_store(struct supervise *s, const struct parts_plan *plan, uint3
     const struct run_options *o = plan->options;
     struct supervise_part part = {.program = client_part_program(CLIENT_KVSTORE)};
     char text[7][NUMBER_BYTES];
-    supervise_arg(&part, "--log", run_options_log_name(o));
+    supervise_arg(&part, "--log", log_level_name(o->log));
     add_number(&part, "--threads", threads, text[0]);
     add_number(&part, "--device-memory", o->device_memory, text[1]);
     add_number(&part, "--host-memory", o->host_memory, text[2]);
@@ -58,11 +59,10 @@ static int start_retriever(struct supervise *s, const struct parts_plan *plan, u
     /* Nothing of it outlives it, and the store tidies up: so it may die at once with us. */
     struct supervise_part part = {.program = client_part_program(CLIENT_RETRIEVER), .die_with_parent = 1};
     char text[3][NUMBER_BYTES];
-    supervise_arg(&part, "--log", run_options_log_name(o));
+    supervise_arg(&part, "--log", log_level_name(o->log));
     supervise_arg(&part, "--model", o->model);
     supervise_arg(&part, "--head", plan->head);
-    if (run_options_pool_name(o))
-        supervise_arg(&part, "--pool", run_options_pool_name(o));
+    supervise_arg(&part, "--pool", run_options_pool_name(o));
     add_number(&part, "--threads", threads, text[0]);
     add_number(&part, "--context", o->context, text[1]);
     add_number(&part, "--sequences", plan->sequences, text[2]);
@@ -75,7 +75,7 @@ static int start_decoder(struct supervise *s, const struct parts_plan *plan, uin
     const struct run_options *o = plan->options;
     struct supervise_part part = {.program = client_part_program(CLIENT_DECODER), .die_with_parent = 1};
     char text[3][NUMBER_BYTES];
-    supervise_arg(&part, "--log", run_options_log_name(o));
+    supervise_arg(&part, "--log", log_level_name(o->log));
     supervise_arg(&part, "--model", o->model);
     supervise_arg(&part, "--activations", o->activations ? "q8" : "f32");
     add_number(&part, "--threads", threads, text[0]);

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,16 +11,7 @@
 
 #include "base/alloc.h"
 #include "base/clock.h"
-
-static json_t *number(double value)
-{
-    return isfinite(value) ? json_real(value) : json_null();
-}
-
-static json_t *count_of(uint64_t value)
-{
-    return json_integer((json_int_t)value);
-}
+#include "link/figures.h"
 
 static json_t *ids_of(const struct token_buf *ids)
 {
@@ -33,40 +23,37 @@ static json_t *ids_of(const struct token_buf *ids)
 
 static void add_counters(json_t *to, const struct kv_counters *c)
 {
-    json_object_set_new(to, "attended_mean", number(sequence_attended(c)));
-    json_object_set_new(to, "overlap_mean", number(sequence_overlap(c)));
-    json_object_set_new(to, "mass_mean", number(sequence_mass(c)));
-    json_object_set_new(to, "sparse_steps", count_of(c->steps));
-    json_object_set_new(to, "rows_loaded", count_of(c->rows_loaded));
-    json_object_set_new(to, "bytes_loaded", count_of(c->bytes_loaded));
-    json_object_set_new(to, "bytes_if_reloaded", count_of(c->bytes_if_reloaded));
-    json_object_set_new(to, "rows_filled", count_of(c->rows_filled));
-    json_object_set_new(to, "bytes_filled", count_of(c->bytes_filled));
-    json_object_set_new(to, "bytes_written", count_of(c->bytes_written));
-    json_object_set_new(to, "layers_resident", count_of(c->layers_resident));
-    json_object_set_new(to, "layers_offloaded", count_of(c->layers_offloaded));
-    json_object_set_new(to, "layers_offloaded_max", count_of(c->layers_offloaded_max));
-    json_object_set_new(to, "waits_broken", count_of(c->waits_broken));
+    figures_real(to, "attended_mean", sequence_attended(c));
+    figures_real(to, "overlap_mean", sequence_overlap(c));
+    figures_real(to, "mass_mean", sequence_mass(c));
+    figures_count(to, "sparse_steps", c->steps);
+    figures_count(to, "rows_loaded", c->rows_loaded);
+    figures_count(to, "bytes_loaded", c->bytes_loaded);
+    figures_count(to, "bytes_if_reloaded", c->bytes_if_reloaded);
+    figures_count(to, "rows_filled", c->rows_filled);
+    figures_count(to, "bytes_filled", c->bytes_filled);
+    figures_count(to, "bytes_written", c->bytes_written);
+    figures_count(to, "layers_resident", c->layers_resident);
+    figures_count(to, "layers_offloaded", c->layers_offloaded);
+    figures_count(to, "layers_offloaded_max", c->layers_offloaded_max);
 }
 
 static void add_sequence(json_t *to, const struct sequence *s)
 {
     uint32_t prompt =
         s->finished && s->done.prompt_tokens ? s->done.prompt_tokens : (uint32_t)s->prompt->count;
-    json_object_set_new(to, "prompt_tokens", count_of(prompt));
-    json_object_set_new(to, "cached_tokens", count_of(s->finished ? s->done.cached_tokens : s->cached));
-    json_object_set_new(to, "generated_tokens", count_of(s->generated.count));
+    figures_count(to, "prompt_tokens", prompt);
+    figures_count(to, "cached_tokens", s->finished ? s->done.cached_tokens : s->cached);
+    figures_count(to, "generated_tokens", s->generated.count);
     json_object_set_new(to, "tokens", ids_of(&s->generated));
     json_object_set_new(to, "text", json_stringn(s->text.text ? s->text.text : "", s->text.bytes));
-    json_object_set_new(to, "finish_reason",
-                        s->finished ? json_string(msg_finish_name(s->done.reason)) : json_null());
-    json_object_set_new(to, "ttft_ms", number(sequence_ttft_ms(s)));
-    json_object_set_new(to, "queued_ms",
-                        number(s->finished ? (double)s->done.queued_ns / (double)CLOCK_MS : (double)NAN));
-    json_object_set_new(to, "prefill_tokens_per_s", number(sequence_prefill_rate(s)));
-    json_object_set_new(to, "decode_tokens_per_s", number(sequence_decode_rate(s)));
+    figures_text(to, "finish_reason", s->finished ? msg_finish_name(s->done.reason) : NULL);
+    figures_real(to, "ttft_ms", sequence_ttft_ms(s));
+    figures_real(to, "queued_ms", s->finished ? (double)s->done.queued_ns / (double)CLOCK_MS : (double)NAN);
+    figures_real(to, "prefill_tokens_per_s", sequence_prefill_rate(s));
+    figures_real(to, "decode_tokens_per_s", sequence_decode_rate(s));
     if (s->finished && s->done.reason == FINISH_ERROR)
-        json_object_set_new(to, "error", json_string(s->done.text));
+        figures_text(to, "error", s->done.text);
     add_counters(to, &s->done.counters);
 }
 
@@ -75,35 +62,30 @@ static json_t *make(const struct report *r)
     const struct run_options *o = r->options;
     json_t *top = json_object();
     if (r->options->prompts) {
-        json_t *list = json_array();
-        for (uint32_t i = 0; i < r->count; i++) {
-            json_t *one = json_object();
-            add_sequence(one, &r->sequences[i]);
-            json_array_append_new(list, one);
-        }
-        json_object_set_new(top, "sequences", list);
+        json_t *list = figures_list(top, "sequences");
+        for (uint32_t i = 0; i < r->count; i++)
+            add_sequence(figures_item(list), &r->sequences[i]);
     } else {
         add_sequence(top, &r->sequences[0]);
     }
-    json_object_set_new(top, "version", json_string(SPECONTEXT_VERSION));
-    json_object_set_new(top, "model", json_string(r->model_name));
-    json_object_set_new(top, "model_file", json_string(o->model));
-    json_object_set_new(top, "head", json_string(r->head));
-    json_object_set_new(top, "context", count_of(r->context));
-    json_object_set_new(top, "attention", json_string(run_options_attention_name(o)));
-    json_object_set_new(top, "selection", json_string(run_options_selection_name(o)));
-    json_object_set_new(top, "budget", count_of(r->budget));
-    json_object_set_new(top, "sinks", count_of(o->sinks));
-    json_object_set_new(top, "window", count_of(o->window));
-    json_object_set_new(top, "seed", json_integer((json_int_t)r->seed));
-    json_object_set_new(top, "load_ms", number((double)r->load_ns / (double)CLOCK_MS));
-    json_object_set_new(top, "run_ms", number((double)r->run_ns / (double)CLOCK_MS));
-    json_t *processes = json_object();
+    figures_text(top, "version", SPECONTEXT_VERSION);
+    figures_text(top, "model", r->model_name);
+    figures_text(top, "model_file", o->model);
+    figures_text(top, "head", r->head);
+    figures_count(top, "context", r->context);
+    figures_text(top, "attention", run_options_attention_name(o));
+    figures_text(top, "selection", run_options_selection_name(o));
+    figures_count(top, "budget", r->budget);
+    figures_count(top, "sinks", o->sinks);
+    figures_count(top, "window", o->window);
+    figures_count(top, "seed", r->seed);
+    figures_ms(top, "load_ms", r->load_ns);
+    figures_ms(top, "run_ms", r->run_ns);
+    json_t *processes = figures_section(top, "processes");
     for (uint32_t i = 0; i < r->process_count; i++)
-        json_object_set_new(processes, r->processes[i].name, count_of(r->processes[i].pid));
-    json_object_set_new(top, "processes", processes);
+        figures_count(processes, r->processes[i].name, r->processes[i].pid);
     if (r->error)
-        json_object_set_new(top, "error", json_string(r->error));
+        figures_text(top, "error", r->error);
     return top;
 }
 
@@ -149,24 +131,6 @@ int report_write(const struct report *report, const char *path, struct err *err)
     return r ? err_set(err, r, "%s: %s", path, strerror(-r)) : 0;
 }
 
-static void add_up(struct kv_counters *sum, const struct kv_counters *c)
-{
-    sum->steps += c->steps;
-    sum->attended += c->attended;
-    sum->lists += c->lists;
-    sum->selected += c->selected;
-    sum->kept += c->kept;
-    sum->rows_loaded += c->rows_loaded;
-    sum->bytes_loaded += c->bytes_loaded;
-    sum->bytes_if_reloaded += c->bytes_if_reloaded;
-    sum->mass_sum += c->mass_sum;
-    sum->mass_count += c->mass_count;
-    sum->layers_resident = c->layers_resident;
-    sum->layers_offloaded = c->layers_offloaded;
-    if (c->layers_offloaded_max > sum->layers_offloaded_max)
-        sum->layers_offloaded_max = c->layers_offloaded_max;
-}
-
 static void print_attention(const struct report *report, const struct kv_counters *sum, FILE *to)
 {
     if (sum->lists)
@@ -206,7 +170,7 @@ void report_print(const struct report *report, FILE *to)
         cached += s->done.cached_tokens;
         prefill_ns += s->done.prefill_ns;
         decode_ns += s->done.decode_ns;
-        add_up(&sum, &s->done.counters);
+        msg_add_counters(&sum, &s->done.counters);
     }
     fprintf(to, "load:       %10.2f ms\n", (double)report->load_ns / (double)CLOCK_MS);
     if (report->count == 1 && prefill_ns > 0)

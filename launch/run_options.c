@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "launch/options.h"
+#include "base/options.h"
 #include "proto/control.h"
 #include "proto/limits.h"
 
@@ -101,17 +101,15 @@ static const struct option_entry table[] = {
      .most = 1024, .group = PROGRAM, .text = "cores to use, divided among the parts; 0: all"},
     {.name = "activations", .kind = OPTION_CHOICE, AT(activations), .argument = "KIND", .initial = "f32",
      .choices = "f32|q8", .group = PROGRAM,
-     .text = "what products with quantized weights take; q8: rounded to 8 bits, as llama.cpp does"},
+     .text = "what products of quantized weights take; q8: of 8 bits"},
     {.name = "runtime", .kind = OPTION_TEXT, AT(runtime), .argument = "DIR", .group = PROGRAM,
      .text = "directory of the sockets; without it a private one"},
     {.name = "log", .kind = OPTION_CHOICE, AT(log), .argument = "LEVEL", .initial = "warn",
-     .choices = "error|warn|info|debug", .group = PROGRAM, .text = "what the parts tell on standard error"},
+     .choices = LOG_LEVELS, .group = PROGRAM, .text = "what the parts tell on standard error"},
     {.name = "poison", .kind = OPTION_FLAG, AT(poison), .text = "fill free places with NaN"},
     {0}};
 /* clang-format on */
 
-_Static_assert(LOG_LEVEL_ERROR == 0 && LOG_LEVEL_WARN == 1 && LOG_LEVEL_INFO == 2 && LOG_LEVEL_DEBUG == 3,
-               "order of --log");
 _Static_assert(SELECTION_CURRENT == 0 && SELECTION_PREVIOUS == 1 && SELECTION_MIXED == 2,
                "order of --selection");
 
@@ -170,12 +168,6 @@ const char *run_options_attention_name(const struct run_options *options)
 
 const char *run_options_pool_name(const struct run_options *options)
 {
-    static const char *const names[] = {NULL, "max", "mean"};
+    static const char *const names[] = {"head", "max", "mean"};
     return names[options->pool];
-}
-
-const char *run_options_log_name(const struct run_options *options)
-{
-    static const char *const names[] = {"error", "warn", "info", "debug"};
-    return names[options->log];
 }

@@ -31,8 +31,8 @@ struct run_options {
     uint32_t offload_layers;
     bool no_elastic, no_prefix, no_offload, poison;
     uint32_t activations; /* 0 f32, 1 q8 */
-    uint32_t cores; /* 0: all that are online */
-    uint32_t log;   /* enum log_level, and the order of the option's choices */
+    uint32_t cores;       /* 0: all that are online */
+    enum log_level log;
 
     float temperature, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty;
     uint32_t top_k, repeat_last_n;
@@ -46,7 +46,6 @@ void run_options_help(FILE *to);
 /* "current", "sparse", "max": a choice's name as the option spells it. */
 const char *run_options_selection_name(const struct run_options *options);
 const char *run_options_attention_name(const struct run_options *options);
-const char *run_options_pool_name(const struct run_options *options); /* NULL: the head's */
-const char *run_options_log_name(const struct run_options *options);
+const char *run_options_pool_name(const struct run_options *options);
 
 #endif

@@ -10,8 +10,8 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/options.h"
 #include "launch/client.h"
-#include "launch/options.h"
 #include "link/runtime.h"
 
 #define DEADLINE_NS (2 * CLOCK_S)

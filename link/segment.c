@@ -126,16 +126,6 @@ int segment_grow(struct segment *segment, uint64_t bytes, struct err *err)
     return 0;
 }
 
-int segment_punch(struct segment *segment, uint64_t offset, uint64_t bytes)
-{
-    if (offset > segment->bytes || bytes > segment->bytes - offset)
-        return -EINVAL;
-    if (bytes == 0)
-        return 0;
-    int mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
-    return fallocate(segment->fd, mode, (off_t)offset, (off_t)bytes) < 0 ? -errno : 0;
-}
-
 void segment_close(struct segment *segment)
 {
     if (segment->at) {

@@ -31,9 +31,6 @@ int segment_map_reserved(int fd, uint64_t reserve, struct segment *ret, struct e
  * (-ENOSPC past it). On failure the segment is as before. */
 int segment_grow(struct segment *segment, uint64_t bytes, struct err *err);
 
-/* Gives the pages of [offset, offset + bytes) back to the system; they read as zero afterwards. */
-int segment_punch(struct segment *segment, uint64_t offset, uint64_t bytes);
-
 void segment_close(struct segment *segment); /* accepts a zeroed or closed one with fd -1 */
 
 #endif

@@ -342,14 +342,3 @@ int chat_encode_as(const struct tokenizer *tokenizer, const struct chat *chat, s
         out->count = before;
     return b.rc;
 }
-
-int chat_encode(const struct tokenizer *tokenizer, const struct chat_message *messages, size_t count,
-                bool generate, struct token_buf *out, struct err *err)
-{
-    struct chat_format format;
-    int rc = chat_format_choose(tokenizer, NULL, &format, err);
-    if (rc < 0)
-        return rc;
-    struct chat chat = {&format, messages, count, generate};
-    return chat_encode_as(tokenizer, &chat, out, err);
-}

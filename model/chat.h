@@ -70,8 +70,4 @@ struct chat {
 int chat_encode_as(const struct tokenizer *tokenizer, const struct chat *chat, struct token_buf *out,
                    struct err *err);
 
-/* The same by the model's own template; errors of chat_check too. */
-int chat_encode(const struct tokenizer *tokenizer, const struct chat_message *messages, size_t count,
-                bool generate, struct token_buf *out, struct err *err);
-
 #endif

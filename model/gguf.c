@@ -436,11 +436,6 @@ const char *gguf_path(const struct gguf *gguf)
     return gguf->file.path;
 }
 
-uint32_t gguf_version(const struct gguf *gguf)
-{
-    return gguf->version;
-}
-
 const uint8_t *gguf_file(const struct gguf *gguf, uint64_t *ret_bytes)
 {
     *ret_bytes = gguf->file.bytes;

@@ -41,7 +41,6 @@ int gguf_open(const char *path, struct gguf **ret_gguf, struct err *err);
 void gguf_free(struct gguf **gguf);
 
 const char *gguf_path(const struct gguf *gguf);
-uint32_t gguf_version(const struct gguf *gguf);
 
 /* The whole file, and the bytes before its tensor data (header, metadata, tensor directory). */
 const uint8_t *gguf_file(const struct gguf *gguf, uint64_t *ret_bytes);

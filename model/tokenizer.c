@@ -261,11 +261,6 @@ uint32_t tokenizer_bos(const struct tokenizer *tokenizer)
     return tokenizer->vocab->bos;
 }
 
-uint32_t tokenizer_eos(const struct tokenizer *tokenizer)
-{
-    return tokenizer->vocab->eos;
-}
-
 bool tokenizer_is_eos(const struct tokenizer *tokenizer, uint32_t id)
 {
     return id < tokenizer->vocab->count && tokenizer->is_eos[id];

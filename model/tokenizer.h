@@ -50,7 +50,6 @@ int tokenizer_encode_prompt(const struct tokenizer *tokenizer, const char *text,
 uint32_t tokenizer_vocab(const struct tokenizer *tokenizer); /* number of ids */
 bool tokenizer_add_bos(const struct tokenizer *tokenizer);
 uint32_t tokenizer_bos(const struct tokenizer *tokenizer); /* or TOKENIZER_NO_TOKEN */
-uint32_t tokenizer_eos(const struct tokenizer *tokenizer); /* or TOKENIZER_NO_TOKEN */
 
 /* Ends a generation: EOS, end of turn, end of message, and control tokens known by name to mean that. Ids out
  * of range: false, here and below. */

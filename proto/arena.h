@@ -122,9 +122,4 @@ static inline struct arena_block *arena_block_at(struct arena_header *h, uint32_
     return (struct arena_block *)((uint8_t *)h + h->blocks_at) + block;
 }
 
-static inline uint8_t *arena_rows_at(struct arena_header *h, uint32_t block)
-{
-    return (uint8_t *)h + h->rows_at + (uint64_t)block * h->block_bytes;
-}
-
 #endif

@@ -16,12 +16,14 @@ uint64_t memory_paper_threshold(const struct memory_paper *p, uint32_t offloaded
     return s > 0 ? (uint64_t)s : 0;
 }
 
-uint64_t memory_page_slabs(const struct kv_layout *layout, uint64_t pages)
+/* Of one layer. */
+static uint64_t page_slabs(const struct kv_layout *layout, uint64_t pages)
 {
     return divide_up(pages, layout_slab_bytes(layout) / layout_page_bytes(layout));
 }
 
-uint64_t memory_slot_slabs(const struct kv_layout *layout, uint32_t slots)
+/* Of one sequence and layer. */
+static uint64_t slot_slabs(const struct kv_layout *layout, uint32_t slots)
 {
     return divide_up((uint64_t)slots * layout->row_heads, layout_slab_bytes(layout) / layout->piece_bytes);
 }
@@ -35,7 +37,7 @@ static uint32_t run_layers_max(const struct kv_layout *layout)
 uint64_t memory_staging_slabs(const struct kv_layout *layout, uint32_t tokens)
 {
     uint64_t pages = divide_up(tokens, BLOCK_TOKENS);
-    return 2 * run_layers_max(layout) * memory_page_slabs(layout, pages);
+    return 2 * run_layers_max(layout) * page_slabs(layout, pages);
 }
 
 uint32_t memory_staging_tokens(const struct kv_layout *layout, uint64_t device_bytes)
@@ -51,10 +53,10 @@ uint64_t memory_device_slabs(const struct kv_layout *layout, const struct memory
                              uint32_t resident)
 {
     uint64_t pages = (uint64_t)load->requests * divide_up(context, BLOCK_TOKENS);
-    uint64_t slabs = resident * memory_page_slabs(layout, pages);
+    uint64_t slabs = resident * page_slabs(layout, pages);
     if (resident < layout->layers) {
         slabs += (uint64_t)load->requests * (layout->layers - resident) *
-                 memory_slot_slabs(layout, memory_slots(load->slots, context));
+                 slot_slabs(layout, memory_slots(load->slots, context));
         slabs += memory_staging_slabs(layout, load->staging_tokens);
     }
     return slabs;

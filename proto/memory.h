@@ -36,10 +36,8 @@ static inline uint32_t memory_slots(uint32_t slots, uint32_t capacity)
     return slots < capacity ? slots : capacity;
 }
 
-/* Slabs of each kind; slab sizes by layout_slab_bytes. */
-uint64_t memory_page_slabs(const struct kv_layout *layout, uint64_t pages);                   /* one layer */
-uint64_t memory_slot_slabs(const struct kv_layout *layout, uint32_t slots);                   /* one (sequence, layer) */
-uint64_t memory_staging_slabs(const struct kv_layout *layout, uint32_t tokens);               /* both buffers */
+/* Slabs of both staging buffers; slab sizes by layout_slab_bytes. */
+uint64_t memory_staging_slabs(const struct kv_layout *layout, uint32_t tokens);
 
 /* Positions that the store's staging buffers hold: the layout's context, but at most half of the device. */
 uint32_t memory_staging_tokens(const struct kv_layout *layout, uint64_t device_bytes);

@@ -429,6 +429,27 @@ void msg_free(struct msg *msg)
     mem_free(&msg->memory);
 }
 
+void msg_add_counters(struct kv_counters *sum, const struct kv_counters *c)
+{
+    sum->steps += c->steps;
+    sum->attended += c->attended;
+    sum->lists += c->lists;
+    sum->selected += c->selected;
+    sum->kept += c->kept;
+    sum->rows_loaded += c->rows_loaded;
+    sum->bytes_loaded += c->bytes_loaded;
+    sum->bytes_if_reloaded += c->bytes_if_reloaded;
+    sum->rows_filled += c->rows_filled;
+    sum->bytes_filled += c->bytes_filled;
+    sum->bytes_written += c->bytes_written;
+    sum->mass_sum += c->mass_sum;
+    sum->mass_count += c->mass_count;
+    sum->layers_resident = c->layers_resident;
+    sum->layers_offloaded = c->layers_offloaded;
+    if (c->layers_offloaded_max > sum->layers_offloaded_max)
+        sum->layers_offloaded_max = c->layers_offloaded_max;
+}
+
 /* ---- names and permissions ---- */
 
 const char *msg_kind_name(uint32_t kind)

@@ -127,10 +127,12 @@ struct kv_counters {
     uint64_t bytes_written;                 /* written through to the host */
     uint32_t layers_resident, layers_offloaded; /* at the end */
     uint32_t layers_offloaded_max;
-    uint32_t waits_broken;
     double mass_sum;        /* of mass_count selections, as TOPK told */
     uint64_t mass_count;
 };
+
+/* Adds up; layers at the end are those of `counters`, the most offloaded is the larger one. */
+void msg_add_counters(struct kv_counters *sum, const struct kv_counters *counters);
 
 struct msg_closed {
     uint64_t sequence;

@@ -128,7 +128,6 @@ static const struct field counters_fields[] = {
     U32(kv_counters, layers_resident, 0, LIMIT_LAYERS),
     U32(kv_counters, layers_offloaded, 0, LIMIT_LAYERS),
     U32(kv_counters, layers_offloaded_max, 0, LIMIT_LAYERS),
-    U32(kv_counters, waits_broken, ANY32),
     F64(kv_counters, mass_sum, 0, UINT64_MAX),
     U64(kv_counters, mass_count, ANY64),
     END,

@@ -1,137 +1,48 @@
-/* Options of specontext-retriever; see arguments.h. One table gives parsing and help. Called once, by main.
- * */
+/* The retriever's command line; see arguments.h. No state, main only. */
 #include "retriever/arguments.h"
 
-#include <getopt.h>
+#include <errno.h>
+#include <stddef.h>
 #include <stdio.h>
-#include <string.h>
-#include <unistd.h>
 
-#include "base/parse.h"
-#include "link/runtime.h"
 #include "model/head.h"
 #include "proto/limits.h"
 
-enum { EXIT_USAGE = 2, THREADS_MAX = 1024, FD_MAX = 1 << 20 };
+enum { THREADS_MAX = 1024 };
 
-static const struct {
-    struct option option;
-    const char *argument, *help;
-} table[] = {
-    {{"model", required_argument, NULL, 'm'},
-     "FILE",
-     "the language model (GGUF): its token embedding is used"},
-    {{"head", required_argument, NULL, 'H'}, "FILE", "the retrieval head (safetensors), made for this model"},
-    {{"context", required_argument, NULL, 'c'}, "N", "positions of a sequence (default 0: the model's)"},
-    {{"sequences", required_argument, NULL, 's'}, "N", "open at a time (default 32, at most 64)"},
-    {{"pool", required_argument, NULL, 'p'},
-     "KIND",
-     "max or mean of a group's query heads (default: the head's)"},
-    {{"threads", required_argument, NULL, 't'}, "N", "for computing (default: all processors)"},
-    {{"runtime", required_argument, NULL, 'r'},
-     "DIR",
-     "where the sockets are (default " RUNTIME_DIR_DEFAULT ")"},
-    {{"lifeline", required_argument, NULL, 'l'}, "FD", "end when this descriptor ends"},
-    {{"log", required_argument, NULL, 'L'}, "LEVEL", "error, warn, info or debug (default info)"},
-    {{"help", no_argument, NULL, 'h'}, "", "this text"},
-};
-enum { OPTIONS = sizeof table / sizeof *table };
+#define AT(field) .at = offsetof(struct arguments, field), .group = DAEMON_GROUP
 
-static void print_help(void)
+_Static_assert(HEAD_POOL_MAX == 0 && HEAD_POOL_MEAN == 1, "order of --pool");
+
+/* clang-format off */
+static const struct option_entry table[] = {
+    {.name = "model", .letter = 'm', .kind = OPTION_TEXT, AT(model), .argument = "FILE",
+     .text = "the language model: its token embedding is used (required)"},
+    {.name = "head", .letter = 'H', .kind = OPTION_TEXT, AT(head), .argument = "FILE",
+     .text = "the retrieval head (safetensors), made for this model (required)"},
+    {.name = "context", .kind = OPTION_UINT, AT(context), .argument = "N", .initial = "0",
+     .most = LIMIT_CONTEXT, .text = "positions of a sequence; 0: the model's"},
+    {.name = "sequences", .kind = OPTION_UINT, AT(sequences), .argument = "N", .initial = "32", .least = 1,
+     .most = LIMIT_SEQUENCES, .text = "open at a time"},
+    {.name = "pool", .kind = OPTION_CHOICE, AT(pool), .argument = "KIND", .initial = "head",
+     .choices = "head|max|mean", .text = "of a group's query heads; head: as it recommends"},
+    {.name = "threads", .kind = OPTION_UINT, AT(threads), .argument = "N", .least = 1, .most = THREADS_MAX,
+     .text = "threads that compute (default: all processors)"},
+    DAEMON_OPTIONS(struct arguments),
+    {0}};
+/* clang-format on */
+
+int arguments_parse(int argc, char **argv, struct arguments *ret, struct err *err)
 {
-    printf("usage: specontext-retriever -m MODEL -H HEAD [options]\n\n"
-           "Picks, for each step of each sequence, the positions that attention will read.\n\n");
-    for (int i = 0; i < OPTIONS; i++) {
-        int value = table[i].option.val;
-        char mark[4] = "   ";
-        if (value == 'm' || value == 'H' || value == 'h')
-            snprintf(mark, sizeof mark, "-%c,", value);
-        printf("  %s --%-10s %-6s %s\n", mark, table[i].option.name, table[i].argument, table[i].help);
+    *ret = (struct arguments){.daemon.lifeline = -1, .threads = daemon_threads(THREADS_MAX)};
+    int r = options_parse(table, argc, argv, ret, err);
+    if (r == 1) {
+        puts("Usage: specontext-retriever -m MODEL -H HEAD [options]\n\nPicks, for each step of each "
+             "sequence, the "
+             "positions that attention will read.");
+        options_help(table, stdout);
     }
-}
-
-static int mistake(const char *what, const char *value)
-{
-    fprintf(stderr, "specontext-retriever: %s%s%s\n", what, value ? ": " : "", value ? value : "");
-    return EXIT_USAGE;
-}
-
-static int take_pool(const char *text, struct arguments *o)
-{
-    for (int i = HEAD_POOL_MAX; i <= HEAD_POOL_MEAN; i++) {
-        if (!strcmp(text, head_pool_name((enum head_pool)i))) {
-            o->pool = i;
-            return 0;
-        }
-    }
-    return -1;
-}
-
-/* 0, or negative when the value is none. */
-static int take_value(int option, const char *text, struct arguments *o)
-{
-    uint32_t fd = 0;
-    int r = 0;
-    switch (option) {
-    case 'm':
-        o->model = text;
-        return 0;
-    case 'H':
-        o->head = text;
-        return 0;
-    case 'r':
-        o->runtime = text;
-        return 0;
-    case 'c':
-        return parse_u32(text, 0, LIMIT_CONTEXT, &o->context);
-    case 's':
-        return parse_u32(text, 1, LIMIT_SEQUENCES, &o->sequences);
-    case 't':
-        return parse_u32(text, 1, THREADS_MAX, &o->threads);
-    case 'p':
-        return take_pool(text, o);
-    case 'l':
-        r = parse_u32(text, 0, FD_MAX, &fd);
-        o->lifeline = (int)fd;
-        return r;
-    default:
-        return log_level_parse(text, &o->log);
-    }
-}
-
-int arguments_parse(int argc, char **argv, struct arguments *o)
-{
-    struct option list[OPTIONS + 1] = {0};
-    long processors = sysconf(_SC_NPROCESSORS_ONLN);
-    *o = (struct arguments){.runtime = RUNTIME_DIR_DEFAULT,
-                            .lifeline = -1,
-                            .log = LOG_LEVEL_INFO,
-                            .threads = processors > 0 && processors < THREADS_MAX ? (uint32_t)processors : 1,
-                            .pool = -1,
-                            .sequences = 32};
-    for (int i = 0; i < OPTIONS; i++)
-        list[i] = table[i].option;
-    int option, at = -1;
-    optind = 0; /* parse from the beginning, whatever was parsed before */
-    while ((option = getopt_long(argc, argv, ":m:H:h", list, &at)) != -1) {
-        if (option == 'h') {
-            print_help();
-            return 0;
-        }
-        if (option == '?' || option == ':')
-            return mistake(option == ':' ? "an argument is missing after" : "no such option",
-                           argv[optind - 1]);
-        if (take_value(option, optarg, o) < 0) {
-            char what[64];
-            snprintf(what, sizeof what, "--%s: a value that cannot be", at >= 0 ? list[at].name : "option");
-            return mistake(what, optarg);
-        }
-    }
-    if (optind < argc)
-        return mistake("no further argument is taken, found", argv[optind]);
-    if (!o->model)
-        return mistake("--model is needed", NULL);
-    if (!o->head)
-        return mistake("--head is needed", NULL);
-    return -1;
+    if (r == 0 && !ret->model)
+        return err_set(err, -EINVAL, "--model is missing");
+    return r || ret->head ? r : err_set(err, -EINVAL, "--head is missing");
 }

@@ -1,24 +1,23 @@
-/* The daemon's options. */
+/* The retriever's command line. */
 #ifndef RETRIEVER_ARGUMENTS_H
 #define RETRIEVER_ARGUMENTS_H
 
 #include <stdint.h>
 
-#include "base/log.h"
+#include "base/err.h"
+#include "link/daemon.h"
 
 struct arguments {
-    const char *runtime; /* directory of the sockets */
-    int lifeline;        /* descriptor whose end of file ends the daemon; -1: none */
-    enum log_level log;
+    struct daemon_options daemon;
     const char *model, *head; /* files */
-    uint32_t threads;
-    int pool;         /* enum head_pool, or -1: as the head recommends */
+    int threads;
+    uint32_t pool;    /* 0: as the head recommends; else 1 + enum head_pool */
     uint32_t context; /* 0: the model's */
     uint32_t sequences;
 };
 
-/* Fills `options` from defaults and argv (borrowed). Returns -1 to go on, or the exit code to end with: 0
- * after --help, 2 for a mistake (said on stderr). */
-int arguments_parse(int argc, char **argv, struct arguments *options);
+/* Fills defaults and what the arguments say (texts are borrowed). 0; 1: --help was asked for and printed;
+ * -EINVAL with one line that names the option. */
+int arguments_parse(int argc, char **argv, struct arguments *ret, struct err *err);
 
 #endif

@@ -4,18 +4,15 @@
 #include "retriever/daemon.h"
 
 #include <inttypes.h>
-#include <signal.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/epoll.h>
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
 
 #include "base/err.h"
 #include "base/log.h"
 #include "base/loop.h"
-#include "link/runtime.h"
+#include "link/daemon.h"
 #include "model/head.h"
 #include "model/model.h"
 #include "retriever/arguments.h"
@@ -23,7 +20,8 @@
 #include "retriever/endpoint.h"
 #include "retriever/worker.h"
 
-struct daemon {
+struct retriever {
+    struct daemon life;
     struct arguments options;
     struct model *model;
     struct head *head;
@@ -33,44 +31,31 @@ struct daemon {
     struct endpoint *endpoint;
     struct endpoint_identity identity;
     char rope[256];
-    bool orphaned; /* the lifeline ended: nobody else will remove the directory */
 };
 
-static void on_signal(void *arg, int signal)
+static void on_end(void *arg, const char *why)
 {
-    struct daemon *d = arg;
-    log_info("signal %d", signal);
-    loop_stop(d->loop, 0);
+    struct loop *loop = arg;
+    log_info("ends: %s", why);
+    loop_stop(loop, 0);
 }
 
-static void on_lifeline(void *arg, uint32_t events)
-{
-    struct daemon *d = arg;
-    char byte;
-    (void)events;
-    if (read(d->options.lifeline, &byte, 1) > 0)
-        return;
-    log_warn("the supervisor is gone");
-    d->orphaned = true;
-    loop_stop(d->loop, 0);
-}
-
-static int open_files(struct daemon *d, struct err *err)
+static int open_files(struct retriever *d, struct err *err)
 {
     int rc = model_open(d->options.model, &d->model, err);
     return rc < 0 ? rc : head_open(d->options.head, d->model, &d->head, err);
 }
 
-static int make_selector(struct daemon *d, struct err *err)
+static int make_selector(struct retriever *d, struct err *err)
 {
     const struct head_config *head = head_config(d->head);
     uint32_t context = d->options.context ? d->options.context : model_config(d->model)->context_max;
     struct selector_options o = {.model = d->model,
                                  .head = d->head,
-                                 .pool = d->options.pool < 0 ? head->pool : (enum head_pool)d->options.pool,
+                                 .pool = d->options.pool ? (enum head_pool)(d->options.pool - 1) : head->pool,
                                  .context = context < LIMIT_CONTEXT ? context : LIMIT_CONTEXT,
                                  .sequences = d->options.sequences,
-                                 .threads = (int)d->options.threads,
+                                 .threads = d->options.threads,
                                  .isa = COMPUTE_ISA_AUTO};
     int rc = selector_create(&o, &d->selector, err);
     if (rc < 0)
@@ -87,7 +72,7 @@ static int make_selector(struct daemon *d, struct err *err)
     return 0;
 }
 
-static int identify(struct daemon *d, struct err *err)
+static int identify(struct retriever *d, struct err *err)
 {
     const struct head_config *head = head_config(d->head);
     struct hash128 hash = selector_fingerprint(d->selector);
@@ -113,36 +98,28 @@ static int identify(struct daemon *d, struct err *err)
     id->head = head_path(d->head);
     id->rope = d->rope;
     id->backend = selector_backend(d->selector);
-    id->threads = d->options.threads;
+    id->threads = (uint32_t)d->options.threads;
     id->sequences = d->options.sequences;
     snprintf(id->fingerprint, sizeof id->fingerprint, "%016" PRIx64 "%016" PRIx64, hash.hi, hash.lo);
     return layout_check(layout, err);
 }
 
-static int watch_end(struct daemon *d, struct err *err)
+static int start(struct retriever *d, struct err *err)
 {
-    int rc = d->options.lifeline < 0 ? 0 : loop_add_fd(d->loop, d->options.lifeline, EPOLLIN, on_lifeline, d);
-    return rc < 0 ? err_set(err, rc, "lifeline: descriptor %d: %s", d->options.lifeline, strerror(-rc)) : 0;
-}
-
-static int start(struct daemon *d, struct err *err)
-{
-    static const int signals[] = {SIGTERM, SIGINT, 0};
     int rc = open_files(d, err);
     if (rc < 0)
         return rc;
-    signal(SIGPIPE, SIG_IGN); /* a log line into a closed pipe must not end us before we have cleaned up */
     d->loop = loop_create();
-    loop_add_signals(d->loop, signals, on_signal, d); /* before any thread is there */
-    if ((rc = make_selector(d, err)) < 0 || (rc = identify(d, err)) < 0 || (rc = watch_end(d, err)) < 0 ||
-        (rc = runtime_prepare(d->options.runtime, err)) < 0)
+    d->life = (struct daemon){.loop = d->loop, .options = &d->options.daemon, .end = on_end, .arg = d->loop};
+    if ((rc = daemon_watch(&d->life, err)) < 0 || (rc = make_selector(d, err)) < 0 ||
+        (rc = identify(d, err)) < 0 || (rc = runtime_prepare(d->options.daemon.runtime, err)) < 0)
         return rc;
     d->worker = worker_create(d->selector);
     d->selector = NULL;
-    return endpoint_create(d->loop, d->worker, &d->identity, d->options.runtime, &d->endpoint, err);
+    return endpoint_create(d->loop, d->worker, &d->identity, d->options.daemon.runtime, &d->endpoint, err);
 }
 
-static void end(struct daemon *d)
+static void end(struct retriever *d)
 {
     endpoint_free(&d->endpoint);
     worker_free(&d->worker);
@@ -150,11 +127,9 @@ static void end(struct daemon *d)
     loop_free(&d->loop);
     head_free(&d->head);
     model_free(&d->model);
-    if (d->orphaned)
-        runtime_remove(d->options.runtime);
 }
 
-static void log_work(struct daemon *d)
+static void log_work(struct retriever *d)
 {
     struct selector_stats t;
     worker_stats(d->worker, &t);
@@ -164,19 +139,21 @@ static void log_work(struct daemon *d)
 
 int retriever_main(int argc, char **argv)
 {
-    struct daemon d = {0};
+    struct retriever d = {0};
     struct err err = {0};
-    int code = arguments_parse(argc, argv, &d.options);
-    if (code >= 0)
-        return code;
-    log_init("retriever", d.options.log);
+    int r = arguments_parse(argc, argv, &d.options, &err);
+    if (r < 0)
+        fprintf(stderr, "specontext-retriever: %s\n", err.text);
+    if (r)
+        return r < 0 ? 2 : 0;
+    log_init("retriever", d.options.daemon.log);
     log_info("start: version=%s model=%s head=%s", SPECONTEXT_VERSION, d.options.model, d.options.head);
     sd_notify(0, "STATUS=loading the model and the head");
-    code = 1;
+    int code = 1;
     if (start(&d, &err) < 0) {
         log_error("%s", err.text);
     } else {
-        log_info("ready: runtime=%s backend=%s threads=%" PRIu32 " fingerprint=%s", d.options.runtime,
+        log_info("ready: runtime=%s backend=%s threads=%" PRIu32 " fingerprint=%s", d.options.daemon.runtime,
                  d.identity.backend, d.identity.threads, d.identity.fingerprint);
         sd_notify(0, "READY=1\nSTATUS=serving");
         code = loop_run(d.loop);

@@ -8,7 +8,6 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <jansson.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -16,7 +15,8 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "link/bus.h"
+#include "link/bus_state.h"
+#include "link/figures.h"
 #include "link/runtime.h"
 
 enum {
@@ -290,54 +290,55 @@ static void on_store_message(void *arg, struct msg *msg)
 
 /* ---- status ---- */
 
-static double mean_ms(int64_t sum_ns, uint64_t steps)
+static void put_times(json_t *root, const char *key, const struct selector_times *t, uint64_t steps)
 {
-    return steps ? (double)sum_ns / 1e6 / (double)steps : 0;
+    json_t *o = figures_section(root, key);
+    int64_t count = steps ? (int64_t)steps : 1;
+    figures_ms(o, "append", t->append_ns / count);
+    figures_ms(o, "score", t->score_ns / count);
+    figures_ms(o, "topk", t->topk_ns / count);
+    figures_ms(o, "encode", t->encode_ns / count);
 }
 
-static json_t *bus_json(const struct bus_counters *c)
+static void put_identity(json_t *o, const struct endpoint_identity *id)
 {
-    return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I}", "sent", (json_int_t)c->sent, "received",
-                     (json_int_t)c->received, "dropped_full", (json_int_t)c->dropped_full, "dropped_late",
-                     (json_int_t)c->dropped_late, "dropped_epoch", (json_int_t)c->dropped_epoch,
-                     "refused_peers", (json_int_t)c->refused_peers, "malformed", (json_int_t)c->malformed);
+    figures_text(o, "part", "retriever");
+    figures_text(o, "version", SPECONTEXT_VERSION);
+    figures_count(o, "pid", id->hello.pid);
+    figures_text(o, "model", id->model);
+    figures_text(o, "head", id->head);
+    figures_text(o, "head_fingerprint", id->fingerprint);
+    figures_text(o, "pool", id->pool);
+    figures_text(o, "rope", id->rope);
+    figures_text(o, "backend", id->backend);
+    figures_count(o, "threads", id->threads);
+    figures_count(o, "context", id->hello.layout.context_max);
+    figures_count(o, "sequences_max", id->sequences);
 }
 
 static char *on_status(void *arg)
 {
-    static const char *const states[] = {"new", "greeting", "ready", "lost"};
     struct endpoint *s = arg;
-    const struct endpoint_identity *id = s->identity;
     struct selector_stats t;
     worker_stats(s->worker, &t);
-    json_t *own =
-        json_pack("{s:s,s:s,s:I,s:s,s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:s,s:i}", "part", "retriever", "version",
-                  SPECONTEXT_VERSION, "pid", (json_int_t)id->hello.pid, "model", id->model, "head", id->head,
-                  "head_fingerprint", id->fingerprint, "pool", id->pool, "rope", id->rope, "backend",
-                  id->backend, "threads", (int)id->threads, "context", (int)id->hello.layout.context_max,
-                  "sequences_max", (int)id->sequences, "kvstore", states[bus_client_state(s->store)],
-                  "decoder_pid", s->decoder ? (int)s->decoder->pid : 0);
-    json_t *work =
-        json_pack("{s:i,s:I,s:I,s:I,s:I,s:I,s:I,s:i,s:I,s:I}", "sequences", (int)t.sequences, "key_bytes",
-                  (json_int_t)t.key_bytes, "steps", (json_int_t)t.steps, "tokens", (json_int_t)t.tokens,
-                  "selections", (json_int_t)t.selections, "refused", (json_int_t)t.refused, "positions_sent",
-                  (json_int_t)t.positions_sent, "topk_waiting", (int)s->pending_count, "topk_dropped",
-                  (json_int_t)s->dropped_topk, "tasks_refused", (json_int_t)s->refused_tasks);
-    json_t *mean = json_pack("{s:f,s:f,s:f,s:f}", "append", mean_ms(t.append_ns, t.steps), "score",
-                             mean_ms(t.score_ns, t.steps), "topk", mean_ms(t.topk_ns, t.steps), "encode",
-                             mean_ms(t.encode_ns, t.steps));
-    json_t *last = json_pack("{s:f,s:f,s:f,s:f}", "append", mean_ms(t.last_append_ns, 1), "score",
-                             mean_ms(t.last_score_ns, 1), "topk", mean_ms(t.last_topk_ns, 1), "encode",
-                             mean_ms(t.last_encode_ns, 1));
-    json_t *all = json_pack("{s:o,s:o,s:o}", "step_ms", mean, "last_step_ms", last, "bus",
-                            bus_json(bus_counters(s->bus)));
-    char *text = NULL;
-    if (own && work && all && json_object_update(all, own) == 0 && json_object_update(all, work) == 0)
-        text = json_dumps(all, JSON_SORT_KEYS | JSON_REAL_PRECISION(6));
-    json_decref(own);
-    json_decref(work);
-    json_decref(all);
-    return text;
+    json_t *o = json_object();
+    put_identity(o, s->identity);
+    figures_text(o, "kvstore", bus_state_name(bus_client_state(s->store)));
+    figures_count(o, "decoder_pid", s->decoder ? s->decoder->pid : 0);
+    figures_count(o, "sequences", t.sequences);
+    figures_count(o, "key_bytes", t.key_bytes);
+    figures_count(o, "steps", t.steps);
+    figures_count(o, "tokens", t.tokens);
+    figures_count(o, "selections", t.selections);
+    figures_count(o, "refused", t.refused);
+    figures_count(o, "positions_sent", t.positions_sent);
+    figures_count(o, "topk_waiting", s->pending_count);
+    figures_count(o, "topk_dropped", s->dropped_topk);
+    figures_count(o, "tasks_refused", s->refused_tasks);
+    put_times(o, "step_ms", &t.sum, t.steps);
+    put_times(o, "last_step_ms", &t.last, 1);
+    figures_bus(o, bus_counters(s->bus));
+    return figures_finish(&o);
 }
 
 /* ---- life ---- */

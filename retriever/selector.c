@@ -456,10 +456,10 @@ static void count_step(struct selector *s, const struct selector_result *result,
     struct selector_stats *t = &s->stats;
     t->steps++;
     t->positions_sent += result->entry_count ? result->first[result->entry_count] : 0;
-    t->append_ns += t->last_append_ns = append_ns;
-    t->score_ns += t->last_score_ns = times->score_ns;
-    t->topk_ns += t->last_topk_ns = times->topk_ns;
-    t->encode_ns += t->last_encode_ns = times->encode_ns + finish_ns;
+    t->sum.append_ns += t->last.append_ns = append_ns;
+    t->sum.score_ns += t->last.score_ns = times->score_ns;
+    t->sum.topk_ns += t->last.topk_ns = times->topk_ns;
+    t->sum.encode_ns += t->last.encode_ns = times->encode_ns + finish_ns;
 }
 
 void selector_step(struct selector *s, uint32_t step, const struct msg_step *msg,

@@ -87,8 +87,9 @@ struct selector_stats {
     uint64_t key_bytes;
     uint64_t steps, tokens, selections, refused; /* since the start */
     uint64_t positions_sent;
-    int64_t append_ns, score_ns, topk_ns, encode_ns; /* sums over steps */
-    int64_t last_append_ns, last_score_ns, last_topk_ns, last_encode_ns;
+    struct selector_times {
+        int64_t append_ns, score_ns, topk_ns, encode_ns;
+    } sum, last; /* over all steps; of the last one */
 };
 
 void selector_stats(const struct selector *selector, struct selector_stats *ret_stats);

@@ -11,7 +11,6 @@
 #include "compute/cpu/simd.h"
 
 /* Rows are short and read four at a time, too little at a stretch for the processor's own prefetching. */
-enum { PREFETCH_PIECES = 16, PREFETCH_BYTES = 8192 };
 
 /* d and m of a block, which lie side by side. */
 INLINE void broadcast_f16_pair(const uint8_t *p, __m256 *ret_d, __m256 *ret_m)
@@ -412,14 +411,6 @@ INLINE void score_quad(enum dtype type, const uint8_t *const piece[4], const flo
         ret_sums[r] = quad_sum(acc[r]);
 }
 
-/* K and V lie together: fetched at once they cost half of what they cost apart. */
-INLINE void prefetch_pieces(const struct attn_tile *t, int first, int end)
-{
-    for (int i = first; i < end && i < t->count; i++)
-        for (int at = 0; at < t->piece_bytes; at += 64)
-            _mm_prefetch((const char *)t->piece[i] + at, _MM_HINT_T0);
-}
-
 INLINE void score_rows(enum dtype type, float *scores, const struct attn_tile *t, int row, int rows)
 {
     __m128 scale = _mm_set1_ps(t->scale), sums[3];
@@ -439,11 +430,6 @@ INLINE void score_rows(enum dtype type, float *scores, const struct attn_tile *t
         }
     }
 }
-
-/* Some query rows of a tile and where in the head's dimensions to begin. */
-struct span {
-    int row, rows, d;
-};
 
 /* Weighted sum of V for up to 3 rows and 8 * `width` dimensions; positions ascending, one chain each. */
 INLINE void value_block(enum dtype type, float *acc, const float *scores, const struct attn_tile *t,

@@ -11,7 +11,7 @@
 #include "compute/cpu/simd.h"
 
 /* As in avx2.c, at twice the width. */
-enum { PREFETCH_PIECES = 16, PREFETCH_BYTES = 8192, TILE_TOKENS = 6 };
+enum { TILE_TOKENS = 6 };
 
 INLINE __m256 fold(__m512 v)
 {
@@ -285,14 +285,6 @@ INLINE void score_quad(enum dtype type, const uint8_t *const piece[4], const flo
         ret_sums[r] = quad_sum16(acc[r]);
 }
 
-/* K and V lie together: fetched at once they cost half of what they cost apart. */
-INLINE void prefetch_pieces(const struct attn_tile *t, int first, int end)
-{
-    for (int i = first; i < end && i < t->count; i++)
-        for (int at = 0; at < t->piece_bytes; at += 64)
-            _mm_prefetch((const char *)t->piece[i] + at, _MM_HINT_T0);
-}
-
 INLINE void score_rows(enum dtype type, float *scores, const struct attn_tile *t, int row, int rows)
 {
     __m128 scale = _mm_set1_ps(t->scale), sums[TILE_TOKENS];
@@ -310,11 +302,6 @@ INLINE void score_rows(enum dtype type, float *scores, const struct attn_tile *t
             store_some(scores + (size_t)(row + r) * t->stride + i, _mm_mul_ps(sums[r], scale), left);
     }
 }
-
-/* Some query rows of a tile and where in the head's dimensions to begin. */
-struct span {
-    int row, rows, d;
-};
 
 /* Weighted sum of V for up to 6 rows and 16 * `width` dimensions; positions ascending, one chain each. */
 INLINE void value_block(enum dtype type, float *acc, const float *scores, const struct attn_tile *t,

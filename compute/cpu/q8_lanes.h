@@ -289,35 +289,17 @@ INLINE void q8_tile_as(enum dtype type, const struct q8_tile *t)
         q8_tile_tokens(type, t, token, 1);
 }
 
-#define FOR_EACH_Q8_TYPE(call) \
-    case DTYPE_Q4_0:           \
-        call(DTYPE_Q4_0);      \
-        break;                 \
-    case DTYPE_Q4_1:           \
-        call(DTYPE_Q4_1);      \
-        break;                 \
-    case DTYPE_Q5_0:           \
-        call(DTYPE_Q5_0);      \
-        break;                 \
-    case DTYPE_Q5_1:           \
-        call(DTYPE_Q5_1);      \
-        break;                 \
-    case DTYPE_Q8_0:           \
-        call(DTYPE_Q8_0);      \
-        break;                 \
-    case DTYPE_IQ4_NL:         \
-        call(DTYPE_IQ4_NL);    \
-        break;                 \
-    case DTYPE_Q4_K:           \
-        call(DTYPE_Q4_K);      \
-        break;                 \
-    case DTYPE_Q5_K:           \
-        call(DTYPE_Q5_K);      \
-        break;                 \
-    case DTYPE_Q6_K:           \
-        call(DTYPE_Q6_K);      \
-        break;                 \
-    default:                   \
+#define FOR_EACH_Q8_TYPE(call)    \
+    TYPE_CASE(call, DTYPE_Q4_0)   \
+    TYPE_CASE(call, DTYPE_Q4_1)   \
+    TYPE_CASE(call, DTYPE_Q5_0)   \
+    TYPE_CASE(call, DTYPE_Q5_1)   \
+    TYPE_CASE(call, DTYPE_Q8_0)   \
+    TYPE_CASE(call, DTYPE_IQ4_NL) \
+    TYPE_CASE(call, DTYPE_Q4_K)   \
+    TYPE_CASE(call, DTYPE_Q5_K)   \
+    TYPE_CASE(call, DTYPE_Q6_K)   \
+    default:                      \
         CHECK(!"a weight type without integer products")
 
 static void q8_dot_rows(float *out, const struct matrix *w, uint32_t first_row, uint32_t rows,

@@ -11,6 +11,8 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
+enum { PREFETCH_PIECES = 16, PREFETCH_BYTES = 8192 };
+
 void avx2_expand(float *out, enum dtype type, const uint8_t *row, uint32_t count);
 void avx2_quantize(struct act_block *out, const float *x, uint32_t cols);
 void avx2_rmsnorm(float *out, const float *x, const float *weight, int dim, float eps);
@@ -78,38 +80,40 @@ INLINE void store_some(float *out, __m128 v, int count)
     memcpy(out, buf, (size_t)count * sizeof *out);
 }
 
+/* K and V lie together: fetched at once they cost half of what they cost apart. */
+INLINE void prefetch_pieces(const struct attn_tile *t, int first, int end)
+{
+    for (int i = first; i < end && i < t->count; i++)
+        for (int at = 0; at < t->piece_bytes; at += 64)
+            _mm_prefetch((const char *)t->piece[i] + at, _MM_HINT_T0);
+}
+
+/* Some query rows of a tile and where in the head's dimensions to begin. */
+struct span {
+    int row, rows, d;
+};
+
 /* Types without vector code of their own: expanded piece by piece, then as float32. */
 static inline int is_rare(enum dtype type)
 {
     return type == DTYPE_IQ4_NL || dtype_info(type)->block_len == 256;
 }
 
-#define FOR_EACH_TYPE(call) \
-    case DTYPE_F32:         \
-        call(DTYPE_F32);    \
-        break;              \
-    case DTYPE_F16:         \
-        call(DTYPE_F16);    \
-        break;              \
-    case DTYPE_BF16:        \
-        call(DTYPE_BF16);   \
-        break;              \
-    case DTYPE_Q4_0:        \
-        call(DTYPE_Q4_0);   \
-        break;              \
-    case DTYPE_Q4_1:        \
-        call(DTYPE_Q4_1);   \
-        break;              \
-    case DTYPE_Q5_0:        \
-        call(DTYPE_Q5_0);   \
-        break;              \
-    case DTYPE_Q5_1:        \
-        call(DTYPE_Q5_1);   \
-        break;              \
-    case DTYPE_Q8_0:        \
-        call(DTYPE_Q8_0);   \
-        break;              \
-    default:                \
+#define TYPE_CASE(call, type) \
+    case type:                \
+        call(type);           \
+        break;
+
+#define FOR_EACH_TYPE(call)     \
+    TYPE_CASE(call, DTYPE_F32)  \
+    TYPE_CASE(call, DTYPE_F16)  \
+    TYPE_CASE(call, DTYPE_BF16) \
+    TYPE_CASE(call, DTYPE_Q4_0) \
+    TYPE_CASE(call, DTYPE_Q4_1) \
+    TYPE_CASE(call, DTYPE_Q5_0) \
+    TYPE_CASE(call, DTYPE_Q5_1) \
+    TYPE_CASE(call, DTYPE_Q8_0) \
+    default:                    \
         CHECK(!"a weight type that compute has no kernel for")
 
 #endif

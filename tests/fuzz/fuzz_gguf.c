@@ -94,7 +94,9 @@ static void use_tokenizer(const struct model *model)
             }
         detok_finish(&detok, &back);
         ids.count = 0;
-        chat_encode(t, &hi, 1, special, &ids, &err);
+        struct chat_format format;
+        if (chat_format_choose(t, NULL, &format, &err) == 0)
+            chat_encode_as(t, &(struct chat){&format, &hi, 1, special}, &ids, &err);
         token_buf_free(&ids);
         text_buf_free(&back);
     }

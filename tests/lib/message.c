@@ -106,7 +106,6 @@ static void make_counters(struct message_maker *m, struct kv_counters *c)
     c->layers_resident = upto(m, LIMIT_LAYERS);
     c->layers_offloaded = upto(m, LIMIT_LAYERS);
     c->layers_offloaded_max = upto(m, LIMIT_LAYERS);
-    c->waits_broken = (uint32_t)any64(m);
     c->mass_sum = (double)message_random(m) / 1e9;
     c->mass_count = any64(m);
 }

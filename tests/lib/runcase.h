@@ -22,9 +22,9 @@ struct runcase {
     pid_t parts[RUNCASE_PARTS]; /* filled by runcase_find_parts */
 };
 
-/* Makes the world of a test binary; false when the model is not there (tests then skip). */
-bool runcase_set_up(void);
-void runcase_tear_down(void);
+/* Of a group of tests: makes and removes its world. */
+int runcase_set_up(void **state);
+int runcase_tear_down(void **state);
 
 /* Skips the running test, by name, without the model. */
 void runcase_need_model(void);

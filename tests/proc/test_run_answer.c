@@ -264,20 +264,6 @@ static void test_seed(void **state)
     runcase_free(&other);
 }
 
-static int set_up(void **state)
-{
-    (void)state;
-    runcase_set_up();
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    runcase_tear_down();
-    return 0;
-}
-
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
@@ -292,5 +278,5 @@ int main(void)
         cmocka_unit_test(test_prefix_is_used_again),
         cmocka_unit_test(test_seed),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, runcase_set_up, runcase_tear_down);
 }

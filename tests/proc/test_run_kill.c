@@ -213,20 +213,6 @@ static void test_kill_in_prefill(void **state)
     }
 }
 
-static int set_up(void **state)
-{
-    (void)state;
-    runcase_set_up();
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    runcase_tear_down();
-    return 0;
-}
-
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
@@ -244,5 +230,5 @@ int main(void)
         cmocka_unit_test(test_interrupt_in_prefill),
         cmocka_unit_test(test_kill_in_prefill),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, runcase_set_up, runcase_tear_down);
 }

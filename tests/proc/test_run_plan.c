@@ -128,22 +128,8 @@ static void test_offloaded(void **state)
     check_load("150M", 1);
 }
 
-static int set_up(void **state)
-{
-    (void)state;
-    runcase_set_up();
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    runcase_tear_down();
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_resident), cmocka_unit_test(test_offloaded)};
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, runcase_set_up, runcase_tear_down);
 }

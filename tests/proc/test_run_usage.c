@@ -148,20 +148,6 @@ static void test_status(void **state)
     runcase_free(&c);
 }
 
-static int set_up(void **state)
-{
-    (void)state;
-    runcase_set_up();
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    runcase_tear_down();
-    return 0;
-}
-
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
@@ -169,5 +155,5 @@ int main(void)
         cmocka_unit_test(test_bad_head),      cmocka_unit_test(test_too_little_memory),
         cmocka_unit_test(test_closed_output), cmocka_unit_test(test_status),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, runcase_set_up, runcase_tear_down);
 }

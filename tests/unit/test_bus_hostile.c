@@ -162,7 +162,7 @@ static void strangers_are_cut_off(void **state)
             continue;
         char byte;
         struct sockaddr_un address = {.sun_family = AF_UNIX};
-        strcpy(address.sun_path, f->path);
+        snprintf(address.sun_path, sizeof address.sun_path, "%s", f->path);
         alarm(20);
         if (read(go[0], &byte, 1) != 1 || setresuid(users[i], users[i], users[i]) < 0)
             _exit(1);

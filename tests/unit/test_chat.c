@@ -64,6 +64,16 @@ static void drop(struct tokenizer **t, struct vocab *v)
     mem_free(&v->types);
 }
 
+/* By the model's own template. */
+static int encode(const struct tokenizer *t, const struct chat_message *messages, size_t count, bool generate,
+                  struct token_buf *out, struct err *err)
+{
+    struct chat_format format;
+    int rc = chat_format_choose(t, NULL, &format, err);
+    struct chat chat = {&format, messages, count, generate};
+    return rc < 0 ? rc : chat_encode_as(t, &chat, out, err);
+}
+
 /* The prompt's tokens as text, control tokens in brackets. */
 static void spell(const struct tokenizer *t, const struct token_buf *ids, char *out, size_t room)
 {
@@ -85,7 +95,7 @@ static void check_prompt(const struct tokenizer *t, const struct chat_message *m
     char found[1024];
     struct token_buf ids = {0};
     struct err err = {0};
-    if (chat_encode(t, messages, count, generate, &ids, &err) < 0)
+    if (encode(t, messages, count, generate, &ids, &err) < 0)
         fail_msg("%s", err.text);
     spell(t, &ids, found, sizeof found);
     assert_string_equal(found, expected);
@@ -144,7 +154,7 @@ static void test_bos(void **state)
     check_prompt(t, hi, 1, false, "[<s>][<|im_start|>]user\n<s>[<|im_end|>]\n");
     struct token_buf ids = {0};
     token_buf_push(&ids, 96);
-    assert_int_equal(chat_encode(t, hi, 1, false, &ids, NULL), 0);
+    assert_int_equal(encode(t, hi, 1, false, &ids, NULL), 0);
     assert_int_equal(ids.ids[0], 96);
     assert_int_equal(ids.ids[1], 97);
     token_buf_free(&ids);
@@ -205,11 +215,11 @@ static void test_refused(void **state)
     const struct chat_message bad_role[] = {MESSAGE("user", "x"), MESSAGE("<|im_start|>", "x")};
     const struct chat_message bad_text[] = {MESSAGE("user", "x"), MESSAGE("user", "\xc0\xaf")};
     token_buf_push(&ids, 1);
-    assert_int_equal(chat_encode(t, bad_role, 2, true, &ids, &err), -EINVAL);
+    assert_int_equal(encode(t, bad_role, 2, true, &ids, &err), -EINVAL);
     assert_non_null(strstr(err.text, "messages[1]: role"));
-    assert_int_equal(chat_encode(t, bad_text, 2, true, &ids, &err), -EILSEQ);
+    assert_int_equal(encode(t, bad_text, 2, true, &ids, &err), -EILSEQ);
     assert_non_null(strstr(err.text, "messages[1]"));
-    assert_int_equal(chat_encode(t, bad_text, 0, true, &ids, &err), -EINVAL);
+    assert_int_equal(encode(t, bad_text, 0, true, &ids, &err), -EINVAL);
     assert_int_equal(ids.count, 1);
     token_buf_free(&ids);
     drop(&t, &v);
@@ -231,7 +241,7 @@ static void test_smollm2(void **state)
     assert_int_equal(chat_check(t, &name, &err), 0);
     const struct chat_message hi[] = {MESSAGE("user", "Hello, world!")};
     struct token_buf ids = {0}, whole = {0};
-    assert_int_equal(chat_encode(t, hi, 1, true, &ids, &err), 0);
+    assert_int_equal(encode(t, hi, 1, true, &ids, &err), 0);
     const char rendered[] =
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging "
         "Face<|im_end|>\n<|im_start|>user\nHello, world!<|im_end|>\n<|im_start|>assistant\n";

@@ -242,9 +242,7 @@ static void start_child(struct stage *s, const char *path)
     s->child = fork();
     assert_true(s->child >= 0);
     if (s->child == 0) {
-        struct settings options = {.runtime = s->dir,
-                                   .lifeline = s->lifeline[0],
-                                   .log = LOG_LEVEL_ERROR,
+        struct settings options = {.daemon = {s->dir, s->lifeline[0], LOG_LEVEL_ERROR},
                                    .model = path,
                                    .context = STORE_CONTEXT,
                                    .threads = 1,

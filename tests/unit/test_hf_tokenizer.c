@@ -19,6 +19,7 @@
 #include "model/tokenizer.h"
 #include "model/pretok.h"
 #include "model/vocab_folder.h"
+#include "tests/lib/token_ids.h"
 
 #define SMOLLM2 "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -38,28 +39,6 @@ static char *read_command(const char *command, size_t *ret_bytes)
     return text;
 }
 
-static void check_ids(const struct tokenizer *t, const char *text, size_t bytes, bool special,
-                      const char *expected)
-{
-    struct token_buf ids = {0};
-    struct err err = {0};
-    if (tokenizer_encode(t, text, bytes, special, &ids, &err) < 0)
-        fail_msg("%s", err.text);
-    size_t i = 0;
-    char *end;
-    for (const char *p = expected; *p && *p != '\n'; p = end, i++) {
-        unsigned long id = strtoul(p, &end, 10);
-        if (end == p)
-            break;
-        if (i >= ids.count || ids.ids[i] != id)
-            fail_msg("\"%.*s\": id %zu: found %d, expected %lu", (int)bytes, text, i,
-                     i < ids.count ? (int)ids.ids[i] : -1, id);
-    }
-    if (ids.count != i)
-        fail_msg("\"%.*s\": found %zu ids, expected %zu", (int)bytes, text, ids.count, i);
-    token_buf_free(&ids);
-}
-
 static void check_file(const struct tokenizer *t, const char *texts_path, const char *ids_path)
 {
     static const char separator[] = "\n__ggml_vocab_test__\n";
@@ -72,7 +51,7 @@ static void check_file(const struct tokenizer *t, const char *texts_path, const 
     assert_true(bytes > 0);
     for (char *text = texts, *end; (end = strstr(text, separator)); text = end + sizeof separator - 1) {
         assert_true(getline(&line, &line_room, ids) > 0);
-        check_ids(t, text, (size_t)(end - text), false, line);
+        token_ids_check(t, text, (size_t)(end - text), false, line);
         count++;
     }
     assert_int_equal(count, 46);
@@ -106,7 +85,7 @@ static void check_shared(const char *folder, const char *pre, uint32_t count)
     assert_int_equal(v->count, count);
     check_file(t, texts_path, ids_path);
     /* What the makers' own tokenizer gives for U+017F after an apostrophe. */
-    check_ids(t, "it'\xc5\xbf", 5, false, strcmp(pre, "qwen2") ? "275 6 129 123" : "275 6 144815");
+    token_ids_check(t, "it'\xc5\xbf", 5, false, strcmp(pre, "qwen2") ? "275 6 129 123" : "275 6 144815");
     tokenizer_free(&t);
     vocab_free(&v);
 }
@@ -147,7 +126,7 @@ static void check_text(const char *json, const char *text, bool special, const c
     struct err err;
     if (open_text(json, &v, &err) < 0 || tokenizer_create_from(v, &t, &err) < 0)
         fail_msg("%s", err.text);
-    check_ids(t, text, strlen(text), special, ids);
+    token_ids_check(t, text, strlen(text), special, ids);
     tokenizer_free(&t);
     vocab_free(&v);
 }

@@ -47,7 +47,7 @@ static int start_store(void **state)
     store = fork();
     if (store != 0)
         return store > 0 ? 0 : -1;
-    struct options options = {.runtime = dir, .lifeline = -1, .planner = fake_options()};
+    struct store_options options = {.daemon = {.runtime = dir, .lifeline = -1}, .planner = fake_options()};
     static const int SIGNALS[] = {SIGTERM, 0};
     struct serve *serve = NULL;
     struct loop *loop = loop_create();

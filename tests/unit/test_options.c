@@ -42,8 +42,8 @@ static void test_defaults(void **state)
     assert_int_equal(options.seed, -1);
     assert_string_equal(run_options_selection_name(&options), "current");
     assert_string_equal(run_options_attention_name(&options), "sparse");
-    assert_string_equal(run_options_log_name(&options), "warn");
-    assert_null(run_options_pool_name(&options));
+    assert_int_equal(options.log, LOG_LEVEL_WARN);
+    assert_string_equal(run_options_pool_name(&options), "head");
 }
 
 static void test_forms(void **state)

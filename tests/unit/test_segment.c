@@ -128,26 +128,6 @@ static void a_plain_segment_grows_too(void **state)
     segment_close(&s);
 }
 
-static void a_hole_reads_as_zero_and_frees_its_pages(void **state)
-{
-    (void)state;
-    struct segment s;
-    struct stat st;
-    assert_int_equal(segment_create("test", 16 * PAGE, &s, NULL), 0);
-    memset(s.at, 0xff, s.bytes);
-    assert_int_equal(segment_punch(&s, 4 * PAGE, 8 * PAGE), 0);
-    assert_int_equal(fstat(s.fd, &st), 0);
-    assert_int_equal(st.st_blocks * 512, 8 * PAGE);
-    assert_int_equal(st.st_size, 16 * PAGE);
-    assert_int_equal(((uint8_t *)s.at)[4 * PAGE], 0);
-    assert_int_equal(((uint8_t *)s.at)[4 * PAGE - 1], 0xff);
-    assert_int_equal(((uint8_t *)s.at)[12 * PAGE], 0xff);
-    assert_int_equal(segment_punch(&s, 16 * PAGE, 1), -EINVAL);
-    assert_int_equal(segment_punch(&s, 1, UINT64_MAX), -EINVAL);
-    assert_int_equal(segment_punch(&s, 16 * PAGE, 0), 0);
-    segment_close(&s);
-}
-
 static void a_segment_has_no_name_in_a_file_system(void **state)
 {
     (void)state;
@@ -283,7 +263,6 @@ int main(void)
         cmocka_unit_test(what_could_fault_is_not_mapped),
         cmocka_unit_test(a_reserved_segment_grows_in_place),
         cmocka_unit_test(a_plain_segment_grows_too),
-        cmocka_unit_test(a_hole_reads_as_zero_and_frees_its_pages),
         cmocka_unit_test(a_segment_has_no_name_in_a_file_system),
         cmocka_unit_test(private_directories_are_private),
         cmocka_unit_test(only_our_own_names_are_removed),

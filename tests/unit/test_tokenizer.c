@@ -22,6 +22,7 @@
 #include "model/tokenizer.h"
 #include "model/utf8.h"
 #include "model/vocab.h"
+#include "tests/lib/token_ids.h"
 
 #define SMOLLM2 "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 #define STORIES "../shared/tiny-model/stories260K.gguf"
@@ -67,28 +68,6 @@ static void need_smollm2(void)
     }
 }
 
-static void check_ids(const struct tokenizer *t, const char *text, size_t bytes, bool special,
-                      const char *expected)
-{
-    struct token_buf ids = {0};
-    struct err err = {0};
-    if (tokenizer_encode(t, text, bytes, special, &ids, &err) < 0)
-        fail_msg("%s", err.text);
-    size_t i = 0;
-    char *end;
-    for (const char *p = expected; *p && *p != '\n'; p = end, i++) {
-        unsigned long id = strtoul(p, &end, 10);
-        if (end == p)
-            break;
-        if (i >= ids.count || ids.ids[i] != id)
-            fail_msg("\"%.*s\": id %zu: found %d, expected %lu", (int)bytes, text, i,
-                     i < ids.count ? (int)ids.ids[i] : -1, id);
-    }
-    if (ids.count != i)
-        fail_msg("\"%.*s\": found %zu ids, expected %zu", (int)bytes, text, ids.count, i);
-    token_buf_free(&ids);
-}
-
 static void test_smollm2_vectors(void **state)
 {
     (void)state;
@@ -105,7 +84,8 @@ static void test_smollm2_vectors(void **state)
             assert_non_null(text);
             texts++;
         } else if (line[0] == 'P' || line[0] == 'S') {
-            check_ids(smollm2, json_string_value(text), json_string_length(text), line[0] == 'S', line + 1);
+            token_ids_check(smollm2, json_string_value(text), json_string_length(text), line[0] == 'S',
+                            line + 1);
             encodings++;
         }
     }
@@ -318,11 +298,11 @@ static void test_made_vocab(void **state)
     struct tokenizer *t = NULL;
     struct err err = {0};
     assert_int_equal(tokenizer_create_from(v, &t, &err), 0);
-    check_ids(t, "hello", 5, false, "259");
-    check_ids(t, "hellhe hx", 9, false, "258 256 263 120");
-    check_ids(t, "<s>", 3, false, "60 115 62");
-    check_ids(t, "<s>", 3, true, "260");
-    check_ids(t, "a<tool><tool>b", 14, false, "97 262 262 98"); /* user-defined ones count either way */
+    token_ids_check(t, "hello", 5, false, "259");
+    token_ids_check(t, "hellhe hx", 9, false, "258 256 263 120");
+    token_ids_check(t, "<s>", 3, false, "60 115 62");
+    token_ids_check(t, "<s>", 3, true, "260");
+    token_ids_check(t, "a<tool><tool>b", 14, false, "97 262 262 98"); /* user-defined ones count either way */
     uint64_t seed = 42;
     for (int round = 0; round < 500; round++) {
         char text[64 + 4];
@@ -495,11 +475,11 @@ static void test_spm(void **state)
     assert_true(tokenizer_add_bos(t));
     assert_int_equal(tokenizer_bos(t), 1);
     assert_true(tokenizer_is_eos(t, 2));
-    check_ids(t, "Once upon a time", 16, false, SPM_ONCE);
-    check_ids(t, "Lily's cat, \xc3\xa9 \xf0\x9f\x98\x80!", 20, false, SPM_LILY);
-    check_ids(t, "  two  spaces", 13, false, SPM_TWO);
-    check_ids(t, "<s> </s> <0x41>", 15, false, SPM_MARKS);
-    check_ids(t, "<s>a</s> b", 10, true, SPM_SPECIAL);
+    token_ids_check(t, "Once upon a time", 16, false, SPM_ONCE);
+    token_ids_check(t, "Lily's cat, \xc3\xa9 \xf0\x9f\x98\x80!", 20, false, SPM_LILY);
+    token_ids_check(t, "  two  spaces", 13, false, SPM_TWO);
+    token_ids_check(t, "<s> </s> <0x41>", 15, false, SPM_MARKS);
+    token_ids_check(t, "<s>a</s> b", 10, true, SPM_SPECIAL);
     struct token_buf ids = {0};
     struct text_buf text = {0};
     const char *story = "One day, a \xe6\xbc\xa2 went to \xf0\x9f\x9a\x80.\n\tEnd";

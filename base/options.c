@@ -1,6 +1,6 @@
-/* Parses and explains the option tables of sub-commands. No state; called from main's thread only. It never
- * prints errors itself: the caller knows the command's name and the exit code. */
-#include "launch/options.h"
+/* Parses and explains option tables. No state; called from main's thread only. It never prints errors itself:
+ * the caller knows the program's name and the exit code. */
+#include "base/options.h"
 
 #include <errno.h>
 #include <float.h>

@@ -1,7 +1,7 @@
-/* Options of a sub-command: one table says name, argument, default, group and text; parsing, defaults and
+/* Options of a program or sub-command: one table says name, argument, default, group and text; parsing, defaults and
  * the help are all made from it, so that none of them can contradict another. */
-#ifndef LAUNCH_OPTIONS_H
-#define LAUNCH_OPTIONS_H
+#ifndef BASE_OPTIONS_H
+#define BASE_OPTIONS_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -12,12 +12,12 @@
 
 enum option_kind {
     OPTION_TEXT,   /* const char *: any argument */
-    OPTION_UINT,   /* uint32_t */
+    OPTION_UINT,   /* uint32_t, or an int when `most` fits it */
     OPTION_INT64,  /* int64_t */
     OPTION_FLOAT,  /* float; finite */
     OPTION_SIZE,   /* uint64_t bytes, as parse_size reads them */
     OPTION_FLAG,   /* bool: true when the option stands there; takes no argument */
-    OPTION_CHOICE, /* uint32_t: index into `choices` */
+    OPTION_CHOICE, /* uint32_t, or an enum that counts from 0: index into `choices` */
 };
 
 struct option_entry {
@@ -26,14 +26,14 @@ struct option_entry {
     enum option_kind kind;
     size_t at;            /* offset into the values */
     const char *argument; /* placeholder in the help; NULL for a flag */
-    const char *initial;  /* default, parsed like an argument; NULL: zero */
+    const char *initial;  /* default, parsed like an argument; NULL: as `values` has it */
     double least, most;   /* numbers: the range, both included; most 0 = as far as the type goes */
     const char *choices;  /* OPTION_CHOICE: "sparse|full" */
     const char *group;    /* heading in the help; NULL: not shown */
     const char *text;
 };
 
-/* Fills `values` with the defaults, then from argv[1..]. "--name value", "--name=value", "-x value". A second
+/* Puts the defaults into `values`, then what argv[1..] says. "--name value", "--name=value", "-x value". A second
  * occurrence replaces the first. 0; 1 when --help or -h stands there; -EINVAL with the option's name. */
 int options_parse(const struct option_entry *table, int argc, char **argv, void *values, struct err *err);
 
