@@ -196,12 +196,12 @@ static void write_kv(struct pass *f, int n)
     }
 }
 
-static void attention(struct pass *f, const struct model_layer *layer, int n)
+/* Queries, keys and values of a layer: all that can be computed before its tables and rows are there. */
+static void project(struct pass *f, const struct model_layer *layer, int n)
 {
     const struct model_config *c = f->config;
     struct compute *k = f->compute;
     struct matrix wq = matrix_of(&layer->wq), wk = matrix_of(&layer->wk), wv = matrix_of(&layer->wv);
-    struct matrix wo = matrix_of(&layer->wo);
     compute_rmsnorm(k, f->h, f->x, layer->attn_norm.data, n, (int)c->hidden, c->rms_eps);
     account(f, &f->times.other);
     const struct product qkv[] = {
@@ -215,6 +215,14 @@ static void attention(struct pass *f, const struct model_layer *layer, int n)
     }
     compute_rope(k, f->q, &f->rope, f->positions, n, (int)c->q_heads, (int)c->head_dim);
     compute_rope(k, f->k, &f->rope, f->positions, n, (int)c->kv_heads, (int)c->head_dim);
+    account(f, &f->times.other);
+}
+
+static void attend(struct pass *f, const struct model_layer *layer, int n)
+{
+    const struct model_config *c = f->config;
+    struct compute *k = f->compute;
+    struct matrix wo = matrix_of(&layer->wo);
     write_kv(f, n); /* before attention: a token's own position is in its list */
     account(f, &f->times.other);
     compute_attention(k, f->h, f->q, f->queries, n, (int)c->q_heads, (int)c->kv_heads, (int)c->head_dim,
@@ -269,12 +277,13 @@ int pass_run(struct pass *f, const struct pass_entry *entries, uint32_t count,
     compute_embed(f->compute, f->x, &f->embedding, f->ids, n);
     account(f, &f->times.other);
     for (uint32_t l = 0; l < f->config->layers; l++) {
+        project(f, &f->layers[l], n);
         int r = source->layer(source->arg, l, f->kv, err);
         if (r < 0)
             return r;
         aim(f, n);
         f->mark_ns = clock_now_ns(); /* the source keeps account of its own waits */
-        attention(f, &f->layers[l], n);
+        attend(f, &f->layers[l], n);
         feed_forward(f, &f->layers[l], n);
         if (source->layer_done)
             source->layer_done(source->arg, l);

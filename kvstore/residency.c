@@ -122,13 +122,15 @@ static uint32_t runs_that_fit(const struct planner *p)
 }
 
 /* To how many runs the layers may come back: with room for all that there ever can be, and for the slots
- * that are still held while their layers' pages are filled. */
+ * that are held while their layers' pages are filled: those of layers that an earlier proposal brings back
+ * too, until it is applied. */
 static uint32_t runs_to_return(const struct planner *p)
 {
     uint64_t slots = 0;
     for (uint32_t i = 0; i < p->options.sequences; i++)
         slots += p->sequences[i].record && p->sequences[i].attached ? p->sequences[i].slot_slabs : 0;
-    uint32_t runs = runs_allowed(p), from = layout_run_first(&p->layout, wanted(&p->residency));
+    uint32_t runs = runs_allowed(p), low = wanted(&p->residency);
+    uint32_t from = layout_run_first(&p->layout, low < p->residency.resident ? low : p->residency.resident);
     for (; runs > wanted(&p->residency); runs--) {
         uint64_t held = slots * (layout_run_first(&p->layout, runs) - from);
         if (residency_slabs(p, runs, NULL, true) + held <= p->device.slabs)
@@ -173,6 +175,7 @@ void residency_review(struct planner *p)
     }
     uint32_t back = r->forced >= 0 ? (uint32_t)r->forced : runs_to_return(p);
     r->returning = back > wanted(r) ? back : 0;
+    prepared_give(p, r->returning ? r->returning : wanted(r)); /* fewer may come back than before */
 }
 
 /* One sequence's share of a run that comes back. Whether anything is left to do; *budget counts blocks. */
@@ -263,12 +266,12 @@ static void offload_layer(struct planner *p, struct sequence *s, uint32_t layer)
         e->fills.count = e->loads.count = 0; /* they are among the occupied ones */
     }
     count_filled(p, s, group, layer);
-    if (s->pages_valid[run] < s->committed) { /* the run was never used by this sequence */
-        uint32_t range[3] = {0, layer, layer + 1};
+    if (s->pages_valid[run] < s->committed) { /* never used by this sequence, or given for want of room */
+        uint32_t others = e->fills.count, range[3] = {others, layer, layer + 1};
         elastic_occupied(e, group, &e->fills);
         gather_rows(&p->gather, s, &e->fills, range);
         gather_run(&p->gather);
-        e->fills.count = 0;
+        e->fills.count = others;
         return;
     }
     struct gather_job job = {.kind = GATHER_MOVE,
@@ -284,9 +287,30 @@ static void offload_layer(struct planner *p, struct sequence *s, uint32_t layer)
     }
 }
 
-static void offload_run(struct planner *p, uint32_t run)
+/* Whether each layer's slots find a place before that layer's pages are given. */
+static bool slots_fit(const struct planner *p, uint32_t run)
+{
+    uint64_t slots = 0, free = p->device.free_count;
+    for (uint32_t i = 0; i < p->options.sequences; i++)
+        slots += uses_slots(&p->sequences[i]) ? p->sequences[i].slot_slabs : 0;
+    uint32_t first = layout_run_first(&p->layout, run);
+    for (uint32_t l = layout_run_first(&p->layout, run + 1); l-- > first;) {
+        if (free < slots)
+            return false;
+        free = free - slots + p->device.layer_slabs[l];
+    }
+    return true;
+}
+
+/* Runs [end, run] are to be offloaded. Where slots and pages do not fit side by side, all pages are given
+ * first, and the slots are filled from the host. */
+static void offload_run(struct planner *p, uint32_t run, uint32_t end)
 {
     uint32_t first = layout_run_first(&p->layout, run);
+    if (!slots_fit(p, run))
+        for (uint32_t i = 0; i < p->options.sequences; i++)
+            for (uint32_t r = end; p->sequences[i].record && r <= run; r++)
+                sequence_give_pages(&p->sequences[i], &p->device, &p->layout, r);
     for (uint32_t l = layout_run_first(&p->layout, run + 1); l-- > first;) {
         for (uint32_t i = 0; i < p->options.sequences; i++)
             if (uses_slots(&p->sequences[i]))
@@ -329,7 +353,7 @@ int residency_apply(struct planner *p, uint32_t version)
     if (runs < r->runs && staging_take(p) < 0)
         return -ENOSPC;
     while (r->resident > runs)
-        offload_run(p, --r->resident);
+        offload_run(p, --r->resident, runs);
     if (r->resident < runs) {
         return_runs(p, runs);
         r->resident = runs;

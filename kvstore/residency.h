@@ -3,7 +3,7 @@
  * Layers of runs [0, resident) are. Offloading goes run by run from the last; it is proposed as soon as
  * what all sequences will need next no longer fits. Coming back needs room for all that they may ever grow
  * to, so that a load near the threshold does not swing. Slots are taken layer by layer before that layer's
- * pages are given. */
+ * pages are given; where that needs more room than there is, the pages go first. */
 #ifndef KVSTORE_RESIDENCY_H
 #define KVSTORE_RESIDENCY_H
 

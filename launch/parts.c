@@ -10,9 +10,11 @@
 
 #define NUMBER_BYTES 24
 
-static uint32_t online_cores(void)
+uint32_t parts_cores(const struct run_options *options)
 {
     cpu_set_t set;
+    if (options->cores)
+        return options->cores;
     int n = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
     return n > 0 ? (uint32_t)n : 1;
 }
@@ -84,7 +86,7 @@ static int start_decoder(struct supervise *s, const struct parts_plan *plan, uin
 
 int parts_start(struct supervise *supervise, const struct parts_plan *plan, struct err *err)
 {
-    uint32_t cores = plan->options->cores ? plan->options->cores : online_cores();
+    uint32_t cores = parts_cores(plan->options);
     uint32_t half = cores > 1 ? cores / 2 : 1;
     int r = start_store(supervise, plan, half, err);
     if (!r)

@@ -15,6 +15,9 @@ struct parts_plan {
     uint32_t budget;    /* largest that will be asked for */
 };
 
+/* Cores that --cores names, or all that this process may run on. */
+uint32_t parts_cores(const struct run_options *options);
+
 /* Starts store, retriever and decoder. Cores are divided so: all to the decoder, half to each of the others,
  * since they work in turns. */
 int parts_start(struct supervise *supervise, const struct parts_plan *plan, struct err *err);

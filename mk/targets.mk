@@ -18,7 +18,7 @@ help:
 	@echo "make tests      the tests of one build; tests/run runs them"
 	@echo "make cuda       the CUDA kernels, their test and bench, into build/cuda (needs nvcc 13)"
 	@echo "make fuzz       FUZZ_SECONDS=60: fuzz targets of messages and file formats, under sanitizers"
-	@echo "make bench      micro-benchmarks, with floors and peers"
+	@echo "make bench      micro-benchmarks and the whole, with floors; LLAMA_PYTHON=python with llama_cpp: beside llama.cpp"
 	@echo "make install    PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)"
 	@echo "make format | lint | clean"
 	@echo "knobs           CC=gcc|clang SAN=1|thread V=1"
@@ -65,10 +65,17 @@ fuzz: deps
 	        -print_final_stats=1 -artifact_prefix=build/fuzz/$$f/ build/fuzz/$$f || exit 1; done
 fuzz-targets: $(FUZZERS:%=$(BUILD)/tests/fuzz/%)
 
+# LLAMA_PYTHON: a Python that has llama-cpp-python, to run llama.cpp in turn with ours.
+BENCH_MODEL  := models/SmolLM2-135M-Instruct.Q4_1.gguf
+LLAMA_PYTHON ?=
 bench: deps model
 	$(Q)$(AGAIN) CC=gcc SAN= all benches
 	$(Q)for b in $(BENCHES); do echo "== $$b"; build/gcc/bench/$$b || exit 1; done
-	$(Q)echo "== elastic loading"; bench/elastic.sh build/bin models/SmolLM2-135M-Instruct.Q4_1.gguf
+	$(Q)echo "== elastic loading"; bench/elastic.sh build/bin $(BENCH_MODEL)
+	$(Q)echo "== specontext bench"; build/bin/specontext bench -m $(BENCH_MODEL) -d 0,4000 --selection previous
+	$(Q)echo "== llama.cpp"; if [ -n "$(LLAMA_PYTHON)" ]; then \
+	    $(LLAMA_PYTHON) bench/compare.py build/bin $(BENCH_MODEL); \
+	else echo "skipped: LLAMA_PYTHON names no Python with llama_cpp"; fi
 
 # The programs find each other beside themselves, so they go into one folder.
 install: all

@@ -76,19 +76,34 @@ static int apply_penalties(const struct sampler_params *p, const struct sampler_
     return 0;
 }
 
-/* Greedy choice and check in one pass over the logits. */
+enum { LANES = 16 };
+
+/* Largest logit and check in one pass, in lanes that compilers turn into vectors; then its first place. */
 static int find_best(const float *logits, uint32_t vocab, uint32_t *ret_id)
 {
-    uint32_t best = 0;
-    bool bad = false;
-    for (uint32_t i = 0; i < vocab; i++) {
-        bad |= !(logits[i] < INFINITY); /* NaN too */
-        if (logits[i] > logits[best])
-            best = i;
+    float most[LANES], best = -INFINITY;
+    uint32_t bad[LANES] = {0}, any = 0, i = 0;
+    for (uint32_t j = 0; j < LANES; j++)
+        most[j] = -INFINITY;
+    for (; i + LANES <= vocab; i += LANES)
+        for (uint32_t j = 0; j < LANES; j++) {
+            float x = logits[i + j];
+            bad[j] |= !(x < INFINITY); /* NaN too */
+            most[j] = x > most[j] ? x : most[j];
+        }
+    for (; i < vocab; i++) {
+        any |= !(logits[i] < INFINITY);
+        best = logits[i] > best ? logits[i] : best;
     }
-    if (vocab == 0 || bad || logits[best] == -INFINITY)
+    for (uint32_t j = 0; j < LANES; j++) {
+        any |= bad[j];
+        best = most[j] > best ? most[j] : best;
+    }
+    if (any || best == -INFINITY)
         return -EDOM;
-    *ret_id = best;
+    for (i = 0; logits[i] != best; i++)
+        ;
+    *ret_id = i;
     return 0;
 }
 

@@ -181,6 +181,86 @@ static void test_offload_by_memory(void **state)
     fake_piece_bytes = sizeof(struct fake_piece);
 }
 
+/* One sequence of a tight load comes or goes. */
+static void tight_change(struct fake *f, uint32_t id)
+{
+    struct fake_sequence *s = &f->sequences[fake_random(f, 4)], fresh;
+    struct fake_open open = {
+        .prompt = 1 + fake_random(f, 250), .capacity = 300 + fake_random(f, 600), .token_seed = id};
+    if (fake_random(f, 4))
+        open.budget = 96, open.sinks = 4, open.window = 16;
+    struct err err = {0};
+    if (s->id) {
+        fake_close(f, s);
+    } else if (fake_try_open(f, &fresh, id, &open, &err) == 0) {
+        *s = fresh;
+        fake_prefill(f, s);
+    }
+}
+
+/* Pages come back, one piece after the other. At any time they, and the slots that are held until their
+ * layers are resident, have room together; and none is kept that shall not come back any more. */
+static void tight_idle(struct fake *f)
+{
+    struct planner *p = f->planner;
+    const struct residency *r = &p->residency;
+    for (uint32_t n = fake_random(f, 3) ? fake_random(f, 4) : 40; n > 0 && planner_idle(p, clock_now_ns());
+         n--)
+        continue;
+    uint32_t top = r->runs_of[r->proposed % 64] > r->returning ? r->runs_of[r->proposed % 64] : r->returning;
+    top = top > r->resident ? top : r->resident;
+    uint32_t layers = layout_run_first(&f->layout, top) - layout_run_first(&f->layout, r->resident);
+    uint64_t slabs = residency_slabs(p, top, NULL, false);
+    for (uint32_t n = 0; n < 4; n++) {
+        const struct sequence *s = &p->sequences[f->sequences[n].index];
+        if (!f->sequences[n].id)
+            continue;
+        slabs += (uint64_t)s->slot_slabs * layers;
+        for (uint32_t run = top; run < r->runs; run++)
+            assert_int_equal(s->pages_have[run], 0);
+    }
+    assert_true(layers == 0 || slabs <= p->device.slabs);
+}
+
+/* All that are there decode, now and then a step late with what was proposed. */
+static void tight_decode(struct fake *f)
+{
+    struct fake_step step = {.selection = SELECTION_CURRENT};
+    for (uint32_t n = 0; n < 4; n++)
+        if (f->sequences[n].budget && f->sequences[n].id)
+            step.sequence[step.entries++] = &f->sequences[n];
+    f->deaf = fake_random(f, 2);
+    if (step.entries)
+        fake_sparse(f, &step);
+    f->deaf = false;
+    for (uint32_t n = 0; n < 4; n++)
+        if (f->sequences[n].id)
+            assert_false(f->planner->sequences[f->sequences[n].index].failed);
+}
+
+/* Who was granted has room to its end, also where slots take more than the pages that they follow, and
+ * while layers come back. */
+static void test_granted_have_room(void **state)
+{
+    (void)state;
+    fake_piece_bytes = 512;
+    for (uint32_t slabs = 50; slabs < 170; slabs += 2) {
+        struct planner_options options = fake_options();
+        options.device_bytes = (uint64_t)slabs << 18;
+        options.no_prefix = true;
+        struct fake *f = fake_create(&options, slabs);
+        for (uint32_t id = 1; id < 150; id++) {
+            tight_change(f, id);
+            tight_idle(f);
+            for (uint32_t n = fake_random(f, 3); n > 0; n--)
+                tight_decode(f);
+            tight_idle(f);
+        }
+        fake_free(f);
+    }
+    fake_piece_bytes = sizeof(struct fake_piece);
+}
+
 /* A decoder that never takes the proposal: when pages run out, a sequence ends, and nobody's rows are
  * harmed. */
 static void test_last_resort(void **state)
@@ -588,6 +668,7 @@ int main(void)
         cmocka_unit_test(test_refusals_name_numbers),
         cmocka_unit_test(test_device_refusal_and_no_offload),
         cmocka_unit_test(test_offload_by_memory),
+        cmocka_unit_test(test_granted_have_room),
         cmocka_unit_test(test_last_resort),
         cmocka_unit_test(test_prefix_reuse),
         cmocka_unit_test(test_prefix_of_sparse_blocks),

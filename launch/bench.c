@@ -1,0 +1,506 @@
+/* The life of one benchmark: three daemons up, rounds of requests of random tokens, figures, everything down.
+ *
+ * Owns the loop and all that hangs on it; single-threaded but for ZeroMQ's own thread, and for the threads
+ * that measure bandwidth while no request runs. Times are taken where a user of the daemons would take them:
+ * when a request is sent and when its tokens arrive. It must never compute anything between two tokens. */
+#include "launch/bench.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <math.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "launch/bench_machine.h"
+#include "launch/bench_options.h"
+#include "launch/bench_plan.h"
+#include "launch/bench_report.h"
+#include "launch/client.h"
+#include "launch/head_cache.h"
+#include "launch/parts.h"
+#include "launch/sequence.h"
+#include "launch/supervise.h"
+#include "model/head.h"
+
+enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_INTERRUPTED = 130 };
+
+struct stream {
+    uint32_t received; /* tokens */
+    bool finished;
+};
+
+struct bench {
+    struct bench_options options;
+    struct model *model;
+    char head[PATH_MAX];
+    uint32_t context, key_bytes; /* keys of the head for one position */
+    uint32_t *ids;               /* [context] */
+    double bandwidth;
+    struct bench_row *rows;
+    uint32_t row_count, row; /* `row`: in work */
+
+    struct loop *loop;
+    struct supervise *supervise;
+    struct client *client;
+    bool parts_ready, attached, ending;
+    int code;
+    char error[ERR_TEXT_MAX];
+
+    int round;                   /* of the row; see bench_plan.h */
+    struct bench_request request; /* of each sequence of the round */
+    struct stream streams[BENCH_PARALLEL_MAX];
+    uint32_t count, outstanding; /* sequences of the round; not finished */
+    uint64_t streams_used;
+    uint64_t received, received_before; /* tokens of all sequences; when the time began */
+    int64_t begin_ns, end_ns;           /* of what is timed; 0: not yet */
+    struct bench_usage begin_cpu, end_cpu;
+    struct msg_done done;               /* the last one */
+
+    uint32_t lines; /* of standard input that no round has used */
+    bool waiting;   /* for one */
+};
+
+static void set_error(struct bench *b, const char *text)
+{
+    if (!b->error[0])
+        snprintf(b->error, sizeof b->error, "%.500s", text);
+    b->code = EXIT_FAILED;
+}
+
+static void end_parts(struct bench *b)
+{
+    if (b->ending)
+        return;
+    b->ending = true;
+    supervise_stop(b->supervise);
+}
+
+/* All four processes, ours included. */
+static void all_processes(const struct bench *b, void (*add)(pid_t pid, struct bench_usage *sum),
+                          struct bench_usage *ret)
+{
+    *ret = (struct bench_usage){0};
+    add(getpid(), ret);
+    for (int i = 0; i < CLIENT_PARTS; i++) {
+        pid_t pid = supervise_pid(b->supervise, client_part_program((enum client_part)i));
+        if (pid > 0)
+            add(pid, ret);
+    }
+}
+
+/* ---- rounds -------------------------------------------------------------------------------------------- */
+
+static void begin_time(struct bench *b)
+{
+    b->received_before = b->received;
+    all_processes(b, bench_machine_cpu, &b->begin_cpu);
+    b->begin_ns = clock_now_ns();
+}
+
+static void end_time(struct bench *b)
+{
+    struct bench_row *row = &b->rows[b->row];
+    b->end_ns = clock_now_ns();
+    all_processes(b, bench_machine_cpu, &b->end_cpu);
+    if (b->round + 1 == (int)b->options.repeats)
+        all_processes(b, bench_machine_memory, &row->memory);
+}
+
+static void send_round(struct bench *b)
+{
+    const struct bench_options *o = &b->options;
+    struct bench_row *row = &b->rows[b->row];
+    memset(b->streams, 0, sizeof b->streams);
+    b->request = bench_plan_request(o, row, b->round);
+    b->count = b->round == BENCH_ROUND_BUILD ? 1 : o->parallel;
+    b->received = b->received_before = 0;
+    b->begin_ns = b->end_ns = 0;
+    b->outstanding = b->count;
+    if (row->kind == BENCH_PREFILL)
+        begin_time(b);
+    for (uint32_t i = 0; i < b->count; i++) {
+        bench_plan_tokens(&b->request, ++b->streams_used, model_config(b->model)->vocab, b->ids);
+        struct msg_generate generate = {
+            .flags = GENERATE_IGNORE_EOS | GENERATE_REUSE |
+                     (o->run.attention == RUN_FULL ? (uint32_t)GENERATE_FULL : 0),
+            .max_tokens = b->request.generate,
+            .selection = o->run.selection,
+            .budget = o->run.budget < b->context ? o->run.budget : b->context,
+            .sinks = o->run.sinks,
+            .window = o->run.window,
+            .sampling = {.top_p = 1, .repeat_penalty = 1},
+            .tokens = {.at = b->ids, .count = b->request.prompt},
+        };
+        int r = client_generate(b->client, i, &generate);
+        if (r) {
+            char text[ERR_TEXT_MAX];
+            snprintf(text, sizeof text, "request %u: %s", i + 1, strerror(-r));
+            set_error(b, text);
+            end_parts(b);
+            return;
+        }
+    }
+}
+
+/* Skips the building of a depth that no block of the prefix cache can hold. Paced: the first round of a row,
+ * and each repeat, waits for a line. */
+static void begin_round(struct bench *b)
+{
+    if (b->round == BENCH_ROUND_BUILD && b->rows[b->row].depth < BLOCK_TOKENS)
+        b->round = BENCH_ROUND_WARM;
+    bool first = b->round == BENCH_ROUND_BUILD ||
+                 (b->round == BENCH_ROUND_WARM && b->rows[b->row].depth < BLOCK_TOKENS);
+    if (b->options.paced && (first || b->round >= 0)) {
+        b->waiting = !b->lines;
+        if (b->waiting)
+            return;
+        b->lines--;
+    }
+    send_round(b);
+}
+
+static uint64_t step_bytes(const struct bench *b, const struct bench_row *row)
+{
+    const struct model_config *c = model_config(b->model);
+    if (row->kind != BENCH_DECODE)
+        return 0;
+    double position = (double)(c->layers * c->kv_heads) * c->head_dim * 4, context = row->depth + row->tokens / 2.0;
+    double attended = isfinite(row->attended) ? row->attended : context, keys = 0;
+    if (b->options.run.attention == RUN_SPARSE)
+        keys = context * b->key_bytes;
+    return bench_machine_weights(b->model) + (uint64_t)(b->options.parallel * (attended * position + keys));
+}
+
+static void take_sample(struct bench *b)
+{
+    struct bench_row *row = &b->rows[b->row];
+    double seconds = (double)(b->end_ns - b->begin_ns) * 1e-9;
+    double cpu = (double)(b->end_cpu.cpu_ns - b->begin_cpu.cpu_ns) * 1e-9;
+    double tokens = row->kind == BENCH_DECODE
+                        ? (double)(b->received - b->received_before)
+                        : (double)b->count * (b->request.prompt - b->done.cached_tokens);
+    row->rates[row->repeats] = tokens / seconds;
+    row->cpu[row->repeats] = cpu / tokens;
+    row->repeats++;
+    row->cached = b->done.cached_tokens;
+    row->layers_offloaded = b->done.counters.layers_offloaded_max;
+    row->attended = sequence_attended(&b->done.counters);
+    row->step_bytes = step_bytes(b, row);
+    if (b->options.paced) {
+        printf("{\"what\":\"%s\",\"depth\":%u,\"tokens_per_s\":%.3f,\"cpu_ms_per_token\":%.4f}\n",
+               row->kind == BENCH_DECODE ? "decode" : "prefill", row->depth, tokens / seconds, 1e3 * cpu / tokens);
+        fflush(stdout);
+    }
+}
+
+static void end_round(struct bench *b)
+{
+    if (b->round != BENCH_ROUND_BUILD && !b->end_ns) {
+        set_error(b, "the sequences of a round did not run at the same time; expected a larger --predict");
+        end_parts(b);
+        return;
+    }
+    if (b->round >= 0)
+        take_sample(b);
+    if (b->round == BENCH_ROUND_WARM && b->options.paced) {
+        puts("{\"ready\":true}");
+        fflush(stdout);
+    }
+    if (++b->round == (int)b->options.repeats) {
+        bench_row_close(&b->rows[b->row]);
+        b->round = BENCH_ROUND_BUILD;
+        b->row++;
+    }
+    if (b->row == b->row_count)
+        end_parts(b);
+    else
+        begin_round(b);
+}
+
+/* ---- news of the daemons ------------------------------------------------------------------------------- */
+
+static void begin_measuring(struct bench *b)
+{
+    if (b->ending || !b->parts_ready || !b->attached)
+        return;
+    b->round = BENCH_ROUND_BUILD;
+    begin_round(b);
+}
+
+/* A decode is timed from when the last sequence has its lead until the first one is complete; a prefill from
+ * sending it until the last sequence has its first token. */
+static void on_tokens(void *arg, uint32_t request, const struct msg_u32s *tokens)
+{
+    struct bench *b = arg;
+    if (request >= b->count || b->streams[request].finished)
+        return;
+    b->streams[request].received += tokens->count;
+    if (!b->end_ns)
+        b->received += tokens->count;
+    bool lead = true, all = true;
+    for (uint32_t i = 0; i < b->count; i++) {
+        lead = lead && b->streams[i].received >= BENCH_LEAD;
+        all = all && b->streams[i].received > 0;
+    }
+    if (b->rows[b->row].kind == BENCH_PREFILL) {
+        if (all && !b->end_ns)
+            end_time(b);
+    } else if (!b->begin_ns && lead) {
+        begin_time(b);
+    } else if (b->begin_ns && !b->end_ns && b->streams[request].received >= b->request.generate) {
+        end_time(b);
+    }
+}
+
+static void on_done(void *arg, uint32_t request, const struct msg_done *done)
+{
+    struct bench *b = arg;
+    if (request >= b->count || b->streams[request].finished)
+        return;
+    b->streams[request].finished = true;
+    b->outstanding--;
+    b->done = *done;
+    if (done->reason == FINISH_ERROR && !b->ending) {
+        set_error(b, done->text);
+        end_parts(b);
+    }
+    if (!b->outstanding && !b->ending)
+        end_round(b);
+}
+
+static void on_progress(void *arg, uint32_t request, const struct msg_progress *progress)
+{
+    (void)arg, (void)request, (void)progress;
+}
+
+static void on_attached(void *arg)
+{
+    struct bench *b = arg;
+    b->attached = true;
+    begin_measuring(b);
+}
+
+static void on_lost(void *arg, enum client_part part, const char *why)
+{
+    struct bench *b = arg;
+    supervise_lost(b->supervise, client_part_program(part), why);
+}
+
+static void on_report(void *arg, enum client_part part, const char *json, uint32_t bytes)
+{
+    (void)arg, (void)part, (void)json, (void)bytes; /* nothing was asked */
+}
+
+static const struct client_ops client_ops = {.attached = on_attached,
+                                             .lost = on_lost,
+                                             .progress = on_progress,
+                                             .tokens = on_tokens,
+                                             .done = on_done,
+                                             .report = on_report};
+
+static void on_status(void *arg, const char *part, const char *text)
+{
+    (void)arg, (void)part, (void)text;
+}
+
+static void on_ready(void *arg)
+{
+    struct bench *b = arg;
+    b->parts_ready = true;
+    begin_measuring(b);
+}
+
+/* A part's end is the cause of whatever else went wrong, so its text replaces another. */
+static void on_failed(void *arg, const char *text)
+{
+    struct bench *b = arg;
+    b->error[0] = 0;
+    set_error(b, text);
+    b->ending = true;
+}
+
+static void on_stopped(void *arg)
+{
+    struct bench *b = arg;
+    loop_stop(b->loop, 0);
+}
+
+static const struct supervise_ops supervise_ops = {
+    .status = on_status, .ready = on_ready, .failed = on_failed, .stopped = on_stopped};
+
+static void on_signal(void *arg, int number)
+{
+    struct bench *b = arg;
+    (void)number;
+    if (b->ending)
+        supervise_kill(b->supervise);
+    if (b->code == EXIT_DONE)
+        b->code = EXIT_INTERRUPTED;
+    end_parts(b);
+}
+
+static void on_input(void *arg, uint32_t events)
+{
+    struct bench *b = arg;
+    char text[256];
+    ssize_t n = read(STDIN_FILENO, text, sizeof text);
+    (void)events;
+    if (n < 0 && (errno == EINTR || errno == EAGAIN))
+        return;
+    if (n <= 0) {
+        loop_remove_fd(b->loop, STDIN_FILENO);
+        if (b->row < b->row_count && !b->ending) {
+            set_error(b, "standard input: ended before all was measured");
+            end_parts(b);
+        }
+        return;
+    }
+    for (ssize_t i = 0; i < n; i++)
+        b->lines += text[i] == '\n';
+    if (b->waiting && b->lines && !b->ending) {
+        b->waiting = false;
+        begin_round(b);
+    }
+}
+
+/* ---- beginning and end --------------------------------------------------------------------------------- */
+
+/* Before the parts are started and after they have ended: nothing else of ours runs then. */
+static void measure_bandwidth(struct bench *b)
+{
+    double rate = bench_machine_bandwidth(b->model, (int)parts_cores(&b->options.run));
+    b->bandwidth = rate > b->bandwidth ? rate : b->bandwidth;
+}
+
+static int choose_head(struct bench *b, struct err *err)
+{
+    struct head *head = NULL;
+    int r = 0;
+    if (!b->options.run.head)
+        r = head_cache_get(b->model, b->head, err);
+    else if (snprintf(b->head, sizeof b->head, "%s", b->options.run.head) >= (int)sizeof b->head)
+        r = err_set(err, -ENAMETOOLONG, "--head: name too long");
+    if (!r)
+        r = head_open(b->head, b->model, &head, err);
+    if (r)
+        return r;
+    const struct head_config *c = head_config(head);
+    b->key_bytes = c->groups * c->kv_heads * c->head_dim * 2;
+    head_free(&head);
+    return 0;
+}
+
+/* Everything that can be refused before a process is started. */
+static int prepare(struct bench *b, struct err *err)
+{
+    struct bench_options *o = &b->options;
+    int r = model_open(o->run.model, &b->model, err);
+    if (!r)
+        r = bench_plan_context(o, model_config(b->model)->context_max, &b->context, err);
+    if (!r)
+        r = choose_head(b, err);
+    if (r)
+        return r;
+    o->run.context = b->context;
+    o->run.host_memory = bench_plan_host_memory(o, model_config(b->model), b->context);
+    b->ids = mem_alloc(b->context, sizeof *b->ids);
+    b->rows = bench_plan_rows(o, &b->row_count);
+    return 0;
+}
+
+static int start(struct bench *b, struct err *err)
+{
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP, 0};
+    signal(SIGPIPE, SIG_IGN); /* a closed pipe is an error of write */
+    b->loop = loop_create();
+    int r = loop_add_signals(b->loop, signals, on_signal, b);
+    if (r)
+        return err_set(err, r, "signals: %s", strerror(-r));
+    if (b->options.paced && (r = loop_add_fd(b->loop, STDIN_FILENO, EPOLLIN, on_input, b)))
+        return err_set(err, r, "standard input: %s; expected a pipe or a terminal", strerror(-r));
+    struct supervise_config config = {.loop = b->loop, .dir = b->options.run.runtime};
+    r = supervise_create(&config, &supervise_ops, b, &b->supervise, err);
+    if (r)
+        return r;
+    uint32_t budget = b->options.run.budget;
+    struct parts_plan plan = {.options = &b->options.run,
+                              .head = b->head,
+                              .sequences = b->options.parallel,
+                              .budget = budget < b->context ? budget : b->context};
+    r = parts_start(b->supervise, &plan, err);
+    return r ? r : client_create(b->loop, supervise_dir(b->supervise), &client_ops, b, &b->client, err);
+}
+
+static void tell(const struct bench *b)
+{
+    struct bench_report report = {.options = &b->options,
+                                  .model_name = model_name(b->model),
+                                  .head = b->head,
+                                  .context = b->context,
+                                  .cores = parts_cores(&b->options.run),
+                                  .weight_bytes = bench_machine_weights(b->model),
+                                  .bandwidth = b->bandwidth,
+                                  .rows = b->rows,
+                                  .row_count = b->row};
+    if (b->options.output == BENCH_JSON || b->options.paced)
+        bench_report_json(&report, stdout);
+    else if (b->row)
+        bench_report_table(&report, stdout);
+}
+
+static void release(struct bench *b)
+{
+    client_free(&b->client);
+    supervise_free(&b->supervise);
+    loop_free(&b->loop);
+    for (uint32_t i = 0; i < b->row_count; i++)
+        bench_row_free(&b->rows[i]);
+    mem_free(&b->rows);
+    mem_free(&b->ids);
+    model_free(&b->model);
+}
+
+int bench_main(int argc, char **argv)
+{
+    struct err err = {0};
+    struct bench *b = mem_alloc(1, sizeof *b);
+    int r = bench_options_parse(argc, argv, &b->options, &err);
+    if (r) {
+        mem_free(&b);
+        if (r == 1) {
+            bench_options_help(stdout);
+            return EXIT_DONE;
+        }
+        fprintf(stderr, "specontext bench: %s\n", err.text);
+        return EXIT_USAGE;
+    }
+    log_init("specontext", (enum log_level)b->options.run.log);
+    r = prepare(b, &err);
+    if (!r) {
+        measure_bandwidth(b);
+        r = start(b, &err);
+    }
+    if (r) {
+        set_error(b, err.text);
+    } else {
+        loop_run(b->loop);
+        if (b->row == b->row_count)
+            measure_bandwidth(b);
+        tell(b);
+    }
+    if (fflush(stdout) || ferror(stdout))
+        set_error(b, "standard output: not everything could be written");
+    if (b->error[0])
+        fprintf(stderr, "specontext: %s\n", b->error);
+    int code = b->code;
+    release(b);
+    mem_free(&b);
+    return code;
+}

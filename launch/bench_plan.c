@@ -1,0 +1,67 @@
+/* Sizes and tokens of a benchmark's requests. No state, no I/O; any thread. */
+#include "launch/bench_plan.h"
+
+#include <errno.h>
+
+#include "base/alloc.h"
+#include "base/hash.h"
+#include "proto/layout.h"
+
+#define SEED 20250101u
+
+struct bench_row *bench_plan_rows(const struct bench_options *o, uint32_t *ret_count)
+{
+    struct bench_row *rows = mem_alloc((size_t)o->depth_count * 2, sizeof *rows);
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < o->depth_count; i++) {
+        if (o->prompt)
+            bench_row_init(&rows[count++], BENCH_PREFILL, o->depths[i], o);
+        if (o->decode)
+            bench_row_init(&rows[count++], BENCH_DECODE, o->depths[i], o);
+    }
+    *ret_count = count;
+    return rows;
+}
+
+/* A decode's last lead token is sampled with one position more than the prompt in the cache. Sequences begin
+ * one after another, so each goes on for as many steps as there are others. */
+struct bench_request bench_plan_request(const struct bench_options *o, const struct bench_row *row, int round)
+{
+    if (round == BENCH_ROUND_BUILD)
+        return (struct bench_request){row->depth, 1, row->depth};
+    if (row->kind == BENCH_PREFILL)
+        return (struct bench_request){row->depth + o->prompt, 1, row->depth};
+    uint32_t prompt = row->depth > 1 ? row->depth - 1 : 1;
+    return (struct bench_request){prompt, BENCH_LEAD + o->decode + 2 * (o->parallel - 1), prompt};
+}
+
+int bench_plan_context(const struct bench_options *o, uint32_t most, uint32_t *ret_context, struct err *err)
+{
+    uint64_t tokens = o->prompt + UINT64_C(1), longest = 0;
+    uint64_t decode = o->decode ? BENCH_LEAD + (uint64_t)o->decode + 2 * (o->parallel - UINT64_C(1)) : 0;
+    tokens = tokens > decode ? tokens : decode;
+    for (uint32_t i = 0; i < o->depth_count; i++)
+        longest = o->depths[i] > longest ? o->depths[i] : longest;
+    longest += tokens + 1;
+    if (longest > most)
+        return err_set(err, -E2BIG, "--depth: found sequences of %llu tokens, but the model was made for %u",
+                       (unsigned long long)longest, most);
+    longest = (longest + BLOCK_TOKENS - 1) / BLOCK_TOKENS * BLOCK_TOKENS;
+    *ret_context = longest < most ? (uint32_t)longest : most;
+    return 0;
+}
+
+uint64_t bench_plan_host_memory(const struct bench_options *o, const struct model_config *c, uint32_t context)
+{
+    uint64_t token = (uint64_t)c->layers * c->kv_heads * c->head_dim * 4; /* K and V, 16 bits an element */
+    uint64_t sequence = (context + 2 * (uint64_t)BLOCK_TOKENS) * token;
+    return sequence * (o->parallel + 1) + (UINT64_C(32) << 20);
+}
+
+void bench_plan_tokens(const struct bench_request *request, uint64_t stream, uint32_t vocab, uint32_t *ids)
+{
+    for (uint32_t i = 0; i < request->prompt; i++) {
+        uint64_t key[2] = {i < request->shared ? 0 : stream, i};
+        ids[i] = (uint32_t)(hash_bytes(SEED, key, sizeof key).lo % vocab);
+    }
+}

@@ -1,0 +1,51 @@
+/* The figures of a benchmark: as a table for people, as JSON for programs. */
+#ifndef LAUNCH_BENCH_REPORT_H
+#define LAUNCH_BENCH_REPORT_H
+
+#include <stdint.h>
+#include <stdio.h>
+
+#include "launch/bench_machine.h"
+#include "launch/bench_options.h"
+
+enum bench_kind { BENCH_PREFILL, BENCH_DECODE };
+
+/* One line of the table: what was measured at one depth. */
+struct bench_row {
+    enum bench_kind kind;
+    uint32_t depth;          /* tokens in the cache before, of each sequence */
+    uint32_t tokens;         /* of each sequence, a repeat */
+    uint32_t repeats;        /* done */
+    double *rates;           /* [repeats] tokens a second of all sequences together; sorted by bench_row_close */
+    double *cpu;             /* [repeats] seconds of processor time a token, all processes; sorted as well */
+    uint32_t cached;         /* tokens that prefix reuse spared one sequence, last repeat */
+    uint32_t layers_offloaded;
+    double attended;         /* positions that a list of a sparse step had in the mean; NAN: none was sparse */
+    uint64_t step_bytes;     /* that a decode step must read; 0 for a prefill */
+    struct bench_usage memory; /* of all processes, after the last repeat */
+};
+
+struct bench_report {
+    const struct bench_options *options;
+    const char *model_name, *head; /* head: path */
+    uint32_t context, cores;
+    uint64_t weight_bytes;
+    double bandwidth; /* bytes a second, fastest read of weights */
+    const struct bench_row *rows;
+    uint32_t row_count;
+};
+
+void bench_row_init(struct bench_row *row, enum bench_kind kind, uint32_t depth, const struct bench_options *options);
+void bench_row_close(struct bench_row *row);
+void bench_row_free(struct bench_row *row); /* accepts a zeroed one */
+
+/* Middle one of `count` sorted values, or the mean of the two in the middle; NAN when there are none. */
+double bench_median(const double *sorted, uint32_t count);
+
+/* What a step must read at `bandwidth` against what it took; NAN for a prefill. */
+double bench_row_share(const struct bench_report *report, const struct bench_row *row);
+
+void bench_report_table(const struct bench_report *report, FILE *to);
+void bench_report_json(const struct bench_report *report, FILE *to); /* paced: in one line */
+
+#endif
