@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/parse.h"
-#include "launch/options.h"
+#include "base/options.h"
 #include "proto/limits.h"
 
 #define AT(field) .at = offsetof(struct bench_options, field)
