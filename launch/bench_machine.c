@@ -2,8 +2,8 @@
  * must never run while requests do: it would compete with them. */
 #include "launch/bench_machine.h"
 
-#include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -106,17 +106,23 @@ uint64_t bench_machine_weights(const struct model *model)
     return bytes;
 }
 
+/* Bytes of a line "Name:   123 kB", 0 of any other. */
+static uint64_t bytes_of(const char *line, const char *name)
+{
+    size_t length = strlen(name);
+    if (strncmp(line, name, length) || line[length] != ':')
+        return 0;
+    return (uint64_t)strtoull(line + length + 1, NULL, 10) << 10;
+}
+
 void bench_machine_memory(pid_t pid, struct bench_usage *sum)
 {
     char path[64], line[256];
     snprintf(path, sizeof path, "/proc/%d/smaps_rollup", (int)pid);
     FILE *file = fopen(path, "re");
     while (file && fgets(line, sizeof line, file)) {
-        uint64_t kib;
-        if (sscanf(line, "Rss: %" SCNu64, &kib) == 1)
-            sum->rss += kib << 10;
-        else if (sscanf(line, "Pss: %" SCNu64, &kib) == 1)
-            sum->pss += kib << 10;
+        sum->rss += bytes_of(line, "Rss");
+        sum->pss += bytes_of(line, "Pss");
     }
     if (file)
         fclose(file);

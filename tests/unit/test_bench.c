@@ -1,0 +1,199 @@
+/* `specontext bench` without daemons: options, what each round asks for, and figures out of samples. */
+#include <errno.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+#include <jansson.h>
+
+#include "base/alloc.h"
+#include "launch/bench_machine.h"
+#include "launch/bench_options.h"
+#include "launch/bench_plan.h"
+#include "launch/bench_report.h"
+#include "proto/limits.h"
+
+#define PID_NEVER 4194305 /* the kernel gives numbers below 2^22 */
+
+#define PARSE(...) \
+    parse((const char *[]){"bench", __VA_ARGS__}, sizeof(const char *[]){"bench", __VA_ARGS__} / sizeof(char *))
+
+static struct bench_options options;
+static struct err err;
+
+static int parse(const char *const *argv, size_t argc)
+{
+    err = (struct err){0};
+    return bench_options_parse((int)argc, (char **)(uintptr_t)argv, &options, &err);
+}
+
+static void test_options(void **state)
+{
+    (void)state;
+    assert_int_equal(PARSE("-m", "x"), 0);
+    assert_int_equal(options.prompt, 512);
+    assert_int_equal(options.decode, 128);
+    assert_int_equal(options.depth_count, 1);
+    assert_int_equal(options.depths[0], 0);
+    assert_int_equal(options.output, BENCH_MARKDOWN);
+    assert_int_equal(PARSE("-m", "x", "-d", "0,512,7000", "-p", "0", "--json", "--attention", "full"), 0);
+    assert_int_equal(options.depth_count, 3);
+    assert_int_equal(options.depths[2], 7000);
+    assert_int_equal(options.output, BENCH_JSON);
+    assert_int_equal(options.run.attention, RUN_FULL);
+    assert_int_equal(PARSE("--help"), 1);
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    static const char *const depths[] = {"", ",", "1,", "x", "1,-2", "1 ,2", "99999999999999999999"};
+    for (size_t i = 0; i < sizeof depths / sizeof *depths; i++) {
+        assert_int_equal(PARSE("-m", "x", "-d", depths[i]), -EINVAL);
+        assert_non_null(strstr(err.text, "--depth"));
+    }
+    char many[BENCH_DEPTHS_MAX * 2 + 2];
+    for (size_t i = 0; i <= BENCH_DEPTHS_MAX; i++)
+        memcpy(many + 2 * i, i < BENCH_DEPTHS_MAX ? "1," : "1", 2);
+    assert_int_equal(PARSE("-m", "x", "-d", many), -EINVAL);
+    assert_int_equal(PARSE("-d", "1"), -EINVAL);
+    assert_non_null(strstr(err.text, "--model"));
+    assert_int_equal(PARSE("-m", "x", "-p", "0", "-n", "0"), -EINVAL);
+    assert_int_equal(PARSE("-m", "x", "--budget", "69"), -EINVAL);
+    assert_int_equal(PARSE("-m", "x", "--budget", "69", "--attention", "full"), 0);
+    assert_int_equal(PARSE("-m", "x", "-r", "0"), -EINVAL);
+    assert_int_equal(PARSE("-m", "x", "-b", "65"), -EINVAL);
+}
+
+static void test_rows_and_requests(void **state)
+{
+    (void)state;
+    uint32_t count;
+    assert_int_equal(PARSE("-m", "x", "-p", "100", "-n", "10", "-d", "0,200", "-b", "3", "-r", "2"), 0);
+    struct bench_row *rows = bench_plan_rows(&options, &count);
+    assert_int_equal(count, 4);
+    assert_int_equal(rows[2].kind, BENCH_PREFILL);
+    assert_int_equal(rows[3].kind, BENCH_DECODE);
+    assert_int_equal(rows[3].depth, 200);
+    struct bench_request build = bench_plan_request(&options, &rows[3], BENCH_ROUND_BUILD);
+    assert_int_equal(build.prompt, 200);
+    assert_int_equal(build.generate, 1);
+    struct bench_request prefill = bench_plan_request(&options, &rows[2], 0);
+    assert_int_equal(prefill.prompt, 300);
+    assert_int_equal(prefill.shared, 200);
+    struct bench_request decode = bench_plan_request(&options, &rows[3], 1);
+    /* the first token that is timed has the depth in the cache */
+    assert_int_equal(decode.prompt + BENCH_LEAD - 1, 200);
+    assert_true(decode.generate >= BENCH_LEAD + 10);
+    assert_int_equal(bench_plan_request(&options, &rows[1], 0).prompt, 1);
+    for (uint32_t i = 0; i < count; i++)
+        bench_row_free(&rows[i]);
+    mem_free(&rows);
+}
+
+static void test_context(void **state)
+{
+    (void)state;
+    uint32_t context = 0, count;
+    assert_int_equal(PARSE("-m", "x", "-p", "100", "-n", "200", "-d", "50,700", "-b", "4"), 0);
+    assert_int_equal(bench_plan_context(&options, 8192, &context, &err), 0);
+    assert_int_equal(context % BLOCK_TOKENS, 0);
+    struct bench_row *rows = bench_plan_rows(&options, &count);
+    for (uint32_t i = 0; i < count; i++) {
+        struct bench_request r = bench_plan_request(&options, &rows[i], 0);
+        assert_true(r.prompt + r.generate <= context);
+        bench_row_free(&rows[i]);
+    }
+    mem_free(&rows);
+    assert_int_equal(bench_plan_context(&options, 800, &context, &err), -E2BIG);
+    assert_non_null(strstr(err.text, "800"));
+    assert_int_equal(bench_plan_context(&options, 910, &context, &err), 0);
+    assert_int_equal(context, 910); /* rounded up, but not beyond the model */
+}
+
+static void test_tokens(void **state)
+{
+    (void)state;
+    enum { N = 200, SHARED = 64, VOCAB = 1000 };
+    struct bench_request request = {N, 1, SHARED};
+    uint32_t a[N], again[N], other[N], equal = 0;
+    bench_plan_tokens(&request, 1, VOCAB, a);
+    bench_plan_tokens(&request, 1, VOCAB, again);
+    bench_plan_tokens(&request, 2, VOCAB, other);
+    assert_memory_equal(a, again, sizeof a);
+    assert_memory_equal(a, other, SHARED * sizeof *a);
+    for (uint32_t i = 0; i < N; i++) {
+        assert_true(a[i] < VOCAB);
+        equal += i >= SHARED && a[i] == other[i];
+    }
+    assert_true(equal < 5);
+}
+
+static void test_figures(void **state)
+{
+    (void)state;
+    assert_int_equal(PARSE("-m", "x", "-n", "10", "-b", "2", "-r", "3", "--paced"), 0);
+    struct bench_row row;
+    bench_row_init(&row, BENCH_DECODE, 7, &options);
+    const double rates[] = {30, 10, 20};
+    memcpy(row.rates, rates, sizeof rates);
+    row.repeats = 3;
+    row.step_bytes = 1000;
+    bench_row_close(&row);
+    assert_true(bench_median(row.rates, 3) == 20);
+    assert_true(bench_median(row.rates, 2) == 15);
+    assert_true(isnan(bench_median(row.rates, 0)));
+    struct bench_report report = {.options = &options,
+                                  .model_name = "m",
+                                  .head = "h",
+                                  .bandwidth = 40000,
+                                  .rows = &row,
+                                  .row_count = 1};
+    /* 20 tokens/s of two sequences are 10 steps of 1000 bytes */
+    assert_true(fabs(bench_row_share(&report, &row) - 0.25) < 1e-12);
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *to = open_memstream(&text, &bytes);
+    bench_report_json(&report, to);
+    fclose(to);
+    json_t *json = json_loads(text, 0, NULL);
+    assert_non_null(json);
+    const json_t *first = json_array_get(json_object_get(json, "rows"), 0);
+    assert_true(json_real_value(json_object_get(first, "tokens_per_s")) == 20);
+    assert_true(json_real_value(json_object_get(first, "min")) == 10);
+    assert_true(json_is_null(json_object_get(first, "attended_mean")));
+    assert_int_equal(strchr(text, '\n') - text, (long)bytes - 1); /* paced: one line */
+    json_decref(json);
+    free(text);
+    bench_row_free(&row);
+}
+
+static void test_usage(void **state)
+{
+    (void)state;
+    struct bench_usage usage = {0}, gone = {0};
+    bench_machine_memory(getpid(), &usage);
+    bench_machine_cpu(getpid(), &usage);
+    assert_true(usage.rss >= usage.pss && usage.pss > 0);
+    assert_true(usage.cpu_ns > 0);
+    bench_machine_memory(PID_NEVER, &gone);
+    bench_machine_cpu(PID_NEVER, &gone);
+    assert_true(gone.rss == 0 && gone.pss == 0 && gone.cpu_ns == 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_options), cmocka_unit_test(test_refusals), cmocka_unit_test(test_rows_and_requests),
+        cmocka_unit_test(test_context), cmocka_unit_test(test_tokens),   cmocka_unit_test(test_figures),
+        cmocka_unit_test(test_usage),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
