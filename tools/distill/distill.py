@@ -182,6 +182,11 @@ class Student:
         self.optimizer.step()
         self.recent.append(torch.stack((cross, missed, changed)).detach())
 
+    def setup(self):
+        h = self.head
+        return (f"{h.groups} groups, {h.q_heads} query heads of {h.head_dim}, pool {h.pool}, lr {self.lr:g}, "
+                f"steady {self.steady:g}")
+
     def report(self):
         means = torch.stack(self.recent).mean(0).tolist()
         self.recent = []
@@ -275,8 +280,8 @@ def main():
     for s in students:
         results[s.name] = evaluation.head(s.head)
         say(line(f"final {s.name}", results[s.name]))
-        source = (f"tools/distill/distill.py --head {s.o['name']} --seed {o.seed}, {step} steps of {context} "
-                  f"tokens; seen attention of {meta.get('general.name', 'the model')}")
+        source = (f"distilled from the attention of {meta.get('general.name', 'the model')} by "
+                  f"tools/distill/distill.py: {s.setup()}, seed {o.seed}, {step} steps of {context} tokens")
         export(s.head, os.path.join(o.output, s.name + ".safetensors"), llm.layers, len(llm.embedding),
                o.fingerprints.split(","), context, source[:250])
     with open(os.path.join(o.output, "results.json"), "w") as f:
