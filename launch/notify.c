@@ -5,11 +5,24 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #define MESSAGE_BYTES 4096
 #define RIGHTS_MAX    16
+
+/* Unlinks the socket of a supervisor that is gone: nobody can be reached at it. */
+static bool clear_stale(const struct sockaddr_un *address)
+{
+    struct stat st;
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return false;
+    bool stale = connect(fd, (const struct sockaddr *)address, sizeof *address) && errno == ECONNREFUSED;
+    close(fd);
+    return stale && !lstat(address->sun_path, &st) && S_ISSOCK(st.st_mode) && !unlink(address->sun_path);
+}
 
 int notify_listen(const char *path, int *ret_fd, struct err *err)
 {
@@ -19,12 +32,14 @@ int notify_listen(const char *path, int *ret_fd, struct err *err)
     int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return err_set(err, -errno, "socket: %s", strerror(errno));
-    int on = 1;
-    if (setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof on) ||
-        bind(fd, (struct sockaddr *)&address, sizeof address)) {
-        int r = -errno;
+    int on = 1, r = setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof on) ? -errno : 0;
+    if (!r && bind(fd, (struct sockaddr *)&address, sizeof address))
+        r = -errno;
+    if (r == -EADDRINUSE && clear_stale(&address))
+        r = bind(fd, (struct sockaddr *)&address, sizeof address) ? -errno : 0;
+    if (r) {
         close(fd);
-        return err_set(err, r, "%s: %s", path, strerror(-r));
+        return err_set(err, r, "%s: %s", path, r == -EADDRINUSE ? "another run is using it" : strerror(-r));
     }
     *ret_fd = fd;
     return 0;

@@ -102,8 +102,11 @@ int supervise_create(const struct supervise_config *config, const struct supervi
     r = runtime_path(s->dir, "notify.sock", s->notify_path, err);
     if (!r)
         r = notify_listen(s->notify_path, &s->notify_fd, err);
-    if (r)
+    if (r) {
+        if (config->dir)
+            s->dir[0] = 0; /* what lies in there is perhaps another's */
         goto fail;
+    }
     r = runtime_lifeline(s->lifeline);
     if (r) {
         err_set(err, r, "life line: %s", strerror(-r));

@@ -18,6 +18,7 @@
 #include <cmocka.h>
 
 #include "base/check.h"
+#include "launch/notify.h"
 #include "launch/supervise.h"
 #include "link/runtime.h"
 #include "tests/lib/proc.h"
@@ -324,6 +325,34 @@ static void test_free_ends_what_runs(void **state)
     assert_true(proc_gone(pids[0]) && proc_gone(pids[1]));
 }
 
+/* A directory that is in use keeps what is in it; one that a dead supervisor left is taken over. */
+static void test_directory_in_use(void **state)
+{
+    (void)state;
+    char dir[PATH_MAX + 16], socket[PATH_MAX + 32];
+    snprintf(dir, sizeof dir, "%s/given", temp);
+    snprintf(socket, sizeof socket, "%s/notify.sock", dir);
+    struct seen seen;
+    begin(&seen, 0);
+    struct supervise_config config = {.loop = seen.loop, .bin_dir = bin, .dir = dir};
+    struct supervise *first = NULL, *second = NULL;
+    struct err err = {0};
+    assert_int_equal(supervise_create(&config, &ops, &seen, &first, &err), 0);
+    assert_int_equal(supervise_create(&config, &ops, &seen, &second, &err), -EADDRINUSE);
+    assert_null(second);
+    assert_int_equal(access(socket, F_OK), 0);
+    supervise_free(&first);
+    assert_int_equal(access(dir, F_OK), -1);
+
+    int left = -1;
+    assert_int_equal(mkdir(dir, 0700), 0);
+    assert_int_equal(notify_listen(socket, &left, &err), 0);
+    close(left);
+    assert_int_equal(supervise_create(&config, &ops, &seen, &first, &err), 0);
+    supervise_free(&first);
+    end(&seen);
+}
+
 /* A child supervises and is killed: the part sees the life line's end and takes the directory away. */
 static void test_killed_supervisor(void **state)
 {
@@ -396,6 +425,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_deaf_part_is_killed_in_time),
         cmocka_unit_test(test_order_of_an_ordinary_end),
         cmocka_unit_test(test_missing_program),
+        cmocka_unit_test(test_directory_in_use),
         cmocka_unit_test(test_free_ends_what_runs),
         cmocka_unit_test(test_killed_supervisor),
     };
