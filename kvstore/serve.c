@@ -385,6 +385,9 @@ static int greet_retriever(struct serve *s, const struct msg_hello *hello, struc
 {
     if (!hello->has_layout)
         return err_set(err, -EPROTO, "HELLO of a retriever without a layout");
+    const struct bus_peer *other = bus_find_role(s->server, ROLE_RETRIEVER);
+    if (other && bus_peer_lives(other))
+        return err_set(err, -EBUSY, "a retriever is attached already (pid %u)", other->pid);
     if (s->worker) {
         int r = compare_retriever(&s->layout, &hello->layout, err);
         if (r < 0)

@@ -1,6 +1,9 @@
 /* The command line: finds the sub-command and hands over. */
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "launch/bench.h"
 #include "launch/head.h"
@@ -84,8 +87,21 @@ static int version_main(int argc, char **argv)
     return 0;
 }
 
+/* A closed standard stream must not become the number of something of ours: text would go there. A closed
+ * standard output takes a place that cannot be written to, so that what should have gone there fails. */
+static int hold_standard_streams(void)
+{
+    static const int modes[] = {O_RDONLY, O_RDONLY, O_WRONLY};
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && (errno != EBADF || open("/dev/null", modes[fd]) != fd))
+            return -1;
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
+    if (hold_standard_streams())
+        return 1;
     if (argc < 2) {
         print_help(stderr);
         return 2;

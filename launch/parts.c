@@ -8,7 +8,8 @@
 #include "base/log.h"
 #include "launch/client.h"
 
-#define NUMBER_BYTES 24
+#define NUMBER_BYTES      24
+#define STORE_THREADS_MAX 16u /* more do not copy faster */
 
 uint32_t parts_cores(const struct run_options *options)
 {
@@ -88,7 +89,7 @@ int parts_start(struct supervise *supervise, const struct parts_plan *plan, stru
 {
     uint32_t cores = parts_cores(plan->options);
     uint32_t half = cores > 1 ? cores / 2 : 1;
-    int r = start_store(supervise, plan, half, err);
+    int r = start_store(supervise, plan, half < STORE_THREADS_MAX ? half : STORE_THREADS_MAX, err);
     if (!r)
         r = start_retriever(supervise, plan, half, err);
     if (!r)

@@ -69,6 +69,11 @@ int bus_reply(struct bus_server *server, const struct bus_peer *peer, struct msg
 
 /* The peer of a role that greeted last, or NULL. */
 struct bus_peer *bus_find_role(struct bus_server *server, uint32_t role);
+
+/* Whether the process that a peer named in its HELLO exists, as far as can be seen from here: a place that
+ * only one may hold is refused to a second one while it does. */
+bool bus_peer_lives(const struct bus_peer *peer);
+
 /* Forgets and frees a peer; its next message is answered with ERROR -ENOTCONN, so it greets anew. Also from a
  * callback of that peer, except `hello` and `gone`. */
 void bus_close_peer(struct bus_server *server, struct bus_peer *peer);

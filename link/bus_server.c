@@ -6,6 +6,7 @@
 #include "link/bus.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -139,6 +140,11 @@ struct bus_peer *bus_find_role(struct bus_server *server, uint32_t role)
         if (server->peers[i]->role == role)
             return server->peers[i];
     return NULL;
+}
+
+bool bus_peer_lives(const struct bus_peer *peer)
+{
+    return peer->pid > 0 && peer->pid <= INT32_MAX && (kill((pid_t)peer->pid, 0) == 0 || errno == EPERM);
 }
 
 /* The same client on an earlier socket, if any: it greets anew after it lost us. */

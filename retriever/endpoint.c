@@ -135,6 +135,8 @@ static int on_hello(void *arg, struct bus_peer *peer, const struct msg_hello *he
     if (hello->role != ROLE_DECODER)
         return 0;
     int rc = check_peer(&s->identity->hello, hello, err);
+    if (rc == 0 && s->decoder && bus_peer_lives(s->decoder))
+        rc = err_set(err, -EBUSY, "a decoder is attached already (pid %" PRIu32 ")", s->decoder->pid);
     if (rc < 0) {
         log_warn("decoder refused: pid=%" PRIu32 " %s", hello->pid, err->text);
         return rc;

@@ -111,6 +111,36 @@ static void test_closed_output(void **state)
     runcase_free(&c);
 }
 
+/* Descriptors that are not there at all: their numbers must not be taken for other things. */
+static void test_absent_streams(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    static const struct {
+        const char *closed;
+        int code;
+        const char *text;
+    } cases[] = {{">&-", 1, "standard output: Bad file descriptor"},
+                 {"2>&-", 0, ""},
+                 {"<&-", 0, ""},
+                 {"<&- >&- 2>&-", 1, ""}};
+    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char line[64];
+        snprintf(line, sizeof line, "exec \"$@\" %s", cases[i].closed);
+        const char *argv[] = {"/bin/sh", "-c", line,          "sh", proc_program("specontext"),
+                              "run",     "-m", RUNCASE_MODEL, "-p", "One",
+                              "-n",      "4",  NULL};
+        struct proc p;
+        proc_start(&p, argv, NULL);
+        assert_true(proc_wait(&p, clock_now_ns() + SHORT_NS));
+        const char *err = p.err.text ? p.err.text : "";
+        if (!proc_exited(&p, cases[i].code) || !strstr(err, cases[i].text))
+            fail_msg("%s: found status %x and '%s'", cases[i].closed, p.status, err);
+        proc_free(&p);
+        runcase_no_remains();
+    }
+}
+
 static void test_status(void **state)
 {
     (void)state;
@@ -153,7 +183,8 @@ int main(void)
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_usage),         cmocka_unit_test(test_bad_input),
         cmocka_unit_test(test_bad_head),      cmocka_unit_test(test_too_little_memory),
-        cmocka_unit_test(test_closed_output), cmocka_unit_test(test_status),
+        cmocka_unit_test(test_closed_output), cmocka_unit_test(test_absent_streams),
+        cmocka_unit_test(test_status),
     };
     return cmocka_run_group_tests(tests, runcase_set_up, runcase_tear_down);
 }

@@ -331,8 +331,13 @@ static void test_retriever_of_another_model(void **state)
     client_open(&r, ROLE_RETRIEVER, &other);
     client_wait(&r, 0);
     assert_true(r.ready);
-    client_close(&r);
     client_close(&d);
+    client_open(&d, ROLE_RETRIEVER, &other); /* a second one, while the first one's process lives */
+    client_wait(&d, 0);
+    assert_false(d.ready);
+    assert_int_equal(d.last.error.code, -EBUSY);
+    client_close(&d);
+    client_close(&r);
 }
 
 static void test_supervisor_gets_the_arena(void **state)

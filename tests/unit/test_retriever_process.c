@@ -526,6 +526,22 @@ static void a_decoder_that_does_not_fit_is_refused(void **state)
     terminate(&p);
 }
 
+/* Nobody takes the place of a decoder whose process lives. */
+static void a_second_decoder_is_refused(void **state)
+{
+    (void)state;
+    struct played *p = start(NULL);
+    struct msg_hello hello = decoder_hello(p);
+    hello.pid = (uint32_t)getpid();
+    start_decoder(p, &hello);
+    wait_flag(p, &p->welcomed, "WELCOME");
+    start_decoder(p, &hello);
+    wait_count(p, &p->errors, 1, "ERROR");
+    assert_int_equal(p->error.code, -EBUSY);
+    assert_false(p->welcomed);
+    terminate(&p);
+}
+
 static void the_store_may_refuse(void **state)
 {
     (void)state;
@@ -576,6 +592,7 @@ int main(void)
         cmocka_unit_test(selections_wait_for_the_store),
         cmocka_unit_test(another_decoder_begins_from_nothing),
         cmocka_unit_test(a_decoder_that_does_not_fit_is_refused),
+        cmocka_unit_test(a_second_decoder_is_refused),
         cmocka_unit_test(the_store_may_refuse),
         cmocka_unit_test(drain_ends_it),
         cmocka_unit_test(the_end_of_the_lifeline_ends_it),

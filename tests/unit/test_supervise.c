@@ -20,6 +20,7 @@
 #include <cmocka.h>
 
 #include "base/check.h"
+#include "launch/notify.h"
 #include "launch/supervise.h"
 #include "link/runtime.h"
 #include "tests/lib/proc.h"
