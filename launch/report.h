@@ -28,8 +28,12 @@ struct report {
     uint32_t process_count;
 };
 
-/* Writes `path` whole or not at all. One prompt: its figures stand at the top level; a list of prompts: in
- * "sequences". Numbers that were never measured are null. */
+/* Before the run: whether report_write can be expected to succeed. The error names --report. */
+int report_check(const char *path, struct err *err);
+
+/* Writes `path` whole or not at all; a device or a pipe is written to, not replaced, and -ENXIO or -EAGAIN
+ * when nobody reads it. One prompt: its figures stand at the top level; a list of prompts: in "sequences".
+ * Numbers that were never measured are null. */
 int report_write(const struct report *report, const char *path, struct err *err);
 
 /* Load, prefill, decode, attention and traffic, a line each. */

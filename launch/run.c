@@ -370,7 +370,9 @@ static void on_tick(void *arg)
 static int prepare(struct run *run, struct err *err)
 {
     struct run_options *o = &run->options;
-    int r = model_open(o->model, &run->model, err);
+    int r = o->report ? report_check(o->report, err) : 0;
+    if (!r)
+        r = model_open(o->model, &run->model, err);
     if (r)
         return r;
     uint32_t most = model_config(run->model)->context_max;

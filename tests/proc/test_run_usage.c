@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -80,6 +81,25 @@ static void test_bad_head(void **state)
     assert_non_null(strstr(c.proc.err.text, "README.md"));
     assert_null(c.report);
     runcase_free(&c);
+}
+
+/* Where no report can be written nothing is started; what is no file is not replaced by one. */
+static void test_report_places(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    char fifo[PATH_MAX];
+    struct stat st;
+    snprintf(fifo, sizeof fifo, "%s", runcase_path("report.fifo"));
+    assert_int_equal(mkfifo(fifo, 0600), 0);
+    EXPECT(1, "--report: /no-such/x: No such file", "run", "-m", RUNCASE_MODEL, "-p", "x", "--report",
+           "/no-such/x");
+    EXPECT(1, "--report: /: Is a directory", "run", "-m", RUNCASE_MODEL, "-p", "x", "--report", "/");
+    EXPECT(1, "report.fifo: No such device", "run", "-m", RUNCASE_MODEL, "-p", "x", "-n", "1", "--report",
+           fifo);
+    EXPECT(0, "", "run", "-m", RUNCASE_MODEL, "-p", "x", "-n", "1", "--report", "/dev/stderr");
+    assert_int_equal(stat(fifo, &st), 0);
+    assert_true(S_ISFIFO(st.st_mode));
 }
 
 /* Memory that cannot hold the prompt: refused with numbers, not a hang. */
@@ -181,10 +201,10 @@ static void test_status(void **state)
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_usage),         cmocka_unit_test(test_bad_input),
-        cmocka_unit_test(test_bad_head),      cmocka_unit_test(test_too_little_memory),
-        cmocka_unit_test(test_closed_output), cmocka_unit_test(test_absent_streams),
-        cmocka_unit_test(test_status),
+        cmocka_unit_test(test_usage),          cmocka_unit_test(test_bad_input),
+        cmocka_unit_test(test_bad_head),       cmocka_unit_test(test_too_little_memory),
+        cmocka_unit_test(test_report_places),  cmocka_unit_test(test_closed_output),
+        cmocka_unit_test(test_absent_streams), cmocka_unit_test(test_status),
     };
     return cmocka_run_group_tests(tests, runcase_set_up, runcase_tear_down);
 }
