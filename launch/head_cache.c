@@ -1,9 +1,11 @@
-/* Finds or makes the cached head of a model. No state besides the files; main's thread, before any daemon is
- * started. It must never touch a file outside its own folder. */
+/* Finds the head that comes with the program for a model, or finds or makes the cached one. No state besides the
+ * files; main's thread, before any daemon is started. It must never change a file outside the cache. */
 #include "launch/head_cache.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -63,9 +65,59 @@ static int fits(const char *path, const struct model *model)
     return 1;
 }
 
+/* Where trained heads lie, seen from the folder of the program: an installation's, the source tree's. */
+static const char *const shipped[] = {"../share/specontext/heads", "../../heads", "../../../heads"};
+
+static int is_head(const struct dirent *entry)
+{
+    const char *end = strrchr(entry->d_name, '.');
+    return end && !strcmp(end, ".safetensors");
+}
+
+/* The first head of the folder, by name, that was made for the model. */
+static bool find_in(const char *dir, const struct model *model, char ret_path[PATH_MAX])
+{
+    struct dirent **entries = NULL;
+    int count = scandir(dir, &entries, is_head, alphasort);
+    bool found = false;
+    for (int i = 0; i < count; i++) {
+        char path[PATH_MAX];
+        int n = snprintf(path, sizeof path, "%s/%s", dir, entries[i]->d_name);
+        if (!found && n > 0 && n < PATH_MAX && fits(path, model)) {
+            memcpy(ret_path, path, (size_t)n + 1);
+            found = true;
+        }
+        free(entries[i]);
+    }
+    free(entries);
+    return found;
+}
+
+static bool find_shipped(const struct model *model, char ret_path[PATH_MAX])
+{
+    char self[PATH_MAX];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    if (n <= 0)
+        return false;
+    self[n] = 0;
+    char *slash = strrchr(self, '/');
+    if (!slash)
+        return false;
+    *slash = 0;
+    for (size_t i = 0; i < sizeof shipped / sizeof *shipped; i++) {
+        char dir[PATH_MAX];
+        int length = snprintf(dir, sizeof dir, "%s/%s", self, shipped[i]);
+        if (length > 0 && length < PATH_MAX && find_in(dir, model, ret_path))
+            return true;
+    }
+    return false;
+}
+
 int head_cache_get(const struct model *model, char ret_path[PATH_MAX], struct err *err)
 {
     char dir[PATH_MAX], made[PATH_MAX + 32];
+    if (find_shipped(model, ret_path))
+        return 0;
     int r = cache_dir(dir, err);
     if (r)
         return r;

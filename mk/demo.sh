@@ -11,7 +11,7 @@ echo "text:     $text, $(wc -w <"$text") words"
 echo "question: $question"
 echo
 build/bin/specontext run -m models/SmolLM2-135M-Instruct.Q4_1.gguf --chat -f "$text" -p "$question" \
-    --budget 512 -n 64 --report "$report"
+    --budget 1024 -n 64 --report "$report"
 echo
 python3 - "$report" <<'PY'
 import json, sys

@@ -81,6 +81,8 @@ bench: deps model
 install: all
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/share/doc/specontext
 	install -m 755 $(PROGRAMS) $(DESTDIR)$(PREFIX)/bin
+	install -d $(DESTDIR)$(PREFIX)/share/specontext/heads
+	install -m 644 heads/*.safetensors $(DESTDIR)$(PREFIX)/share/specontext/heads
 	install -m 644 $(wildcard $(TEXTS)) $(DESTDIR)$(PREFIX)/share/doc/specontext
 
 format:

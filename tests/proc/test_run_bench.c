@@ -105,8 +105,5 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_sparse), cmocka_unit_test(test_full),
                                        cmocka_unit_test(test_refusals)};
-    runcase_set_up();
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    runcase_tear_down();
-    return failed;
+    return cmocka_run_group_tests(tests, runcase_set_up, runcase_tear_down);
 }
