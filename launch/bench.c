@@ -53,7 +53,7 @@ struct bench {
     int code;
     char error[ERR_TEXT_MAX];
 
-    int round;                   /* of the row; see bench_plan.h */
+    int round;                    /* of the row; see bench_plan.h */
     struct bench_request request; /* of each sequence of the round */
     struct stream streams[BENCH_PARALLEL_MAX];
     uint32_t count, outstanding; /* sequences of the round; not finished */
@@ -61,7 +61,7 @@ struct bench {
     uint64_t received, received_before; /* tokens of all sequences; when the time began */
     int64_t begin_ns, end_ns;           /* of what is timed; 0: not yet */
     struct bench_usage begin_cpu, end_cpu;
-    struct msg_done done;               /* the last one */
+    struct msg_done done; /* the last one */
 
     uint32_t lines; /* of standard input that no round has used */
     bool waiting;   /* for one */
@@ -171,7 +171,8 @@ static uint64_t step_bytes(const struct bench *b, const struct bench_row *row)
     const struct model_config *c = model_config(b->model);
     if (row->kind != BENCH_DECODE)
         return 0;
-    double position = (double)(c->layers * c->kv_heads) * c->head_dim * 4, context = row->depth + row->tokens / 2.0;
+    double position = (double)(c->layers * c->kv_heads) * c->head_dim * 4,
+           context = row->depth + row->tokens / 2.0;
     double attended = isfinite(row->attended) ? row->attended : context, keys = 0;
     if (b->options.run.attention == RUN_SPARSE)
         keys = context * b->key_bytes;
@@ -195,7 +196,8 @@ static void take_sample(struct bench *b)
     row->step_bytes = step_bytes(b, row);
     if (b->options.paced) {
         printf("{\"what\":\"%s\",\"depth\":%u,\"tokens_per_s\":%.3f,\"cpu_ms_per_token\":%.4f}\n",
-               row->kind == BENCH_DECODE ? "decode" : "prefill", row->depth, tokens / seconds, 1e3 * cpu / tokens);
+               row->kind == BENCH_DECODE ? "decode" : "prefill", row->depth, tokens / seconds,
+               1e3 * cpu / tokens);
         fflush(stdout);
     }
 }

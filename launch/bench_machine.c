@@ -11,8 +11,8 @@
 #include "base/pool.h"
 
 /* A section is read by all threads in pieces. It is short, because on a machine with other work a long read
- * measures that work and gives a limit that steps exceed; between two reads of the same section all others are
- * read, so that with weights larger than the caches it comes from memory, as it does for a step. */
+ * measures that work and gives a limit that steps exceed. Between two reads of the same section all others
+ * are read, so that with weights larger than the caches it comes from memory, as it does for a step. */
 enum { PIECE = 64 << 10, SECTION = 32, MATRICES = 7, ROUNDS_MAX = 200 };
 #define BANDWIDTH_MAX_NS (2 * CLOCK_S)
 

@@ -1,5 +1,5 @@
-/* What a benchmark compares its figures with: the bandwidth of reading the model's weights, and what processes
- * take of memory and processor. */
+/* What a benchmark compares its figures with: the bandwidth of reading the model's weights, and what
+ * processes take of memory and processor. */
 #ifndef LAUNCH_BENCH_MACHINE_H
 #define LAUNCH_BENCH_MACHINE_H
 
@@ -17,8 +17,8 @@ double bench_machine_bandwidth(const struct model *model, int threads);
 uint64_t bench_machine_weights(const struct model *model);
 
 struct bench_usage {
-    uint64_t rss, pss;  /* bytes; 0 where /proc does not tell */
-    int64_t cpu_ns;     /* of all its threads since it began */
+    uint64_t rss, pss; /* bytes; 0 where /proc does not tell */
+    int64_t cpu_ns;    /* of all its threads since it began */
 };
 
 /* Adds one process to *sum; a process that is gone adds nothing. */

@@ -1,5 +1,5 @@
-/* The options of `specontext bench`: table, defaults, and what must hold between them. No state; main's thread.
- * It never prints errors: the caller does. */
+/* The options of `specontext bench`: table, defaults, and what must hold between them. No state; main's
+ * thread. It never prints errors: the caller does. */
 #include "launch/bench_options.h"
 
 #include <errno.h>
@@ -55,8 +55,8 @@ static const struct option_entry table[] = {
      .text = "directory of the sockets; without it a private one"},
     {.name = "log", .kind = OPTION_CHOICE, AT(run.log), .argument = "LEVEL", .initial = "error",
      .choices = "error|warn|info|debug", .group = HOW, .text = "what the parts tell on standard error"},
-    {.name = "output", .letter = 'o', .kind = OPTION_CHOICE, AT(output), .argument = "FORMAT", .initial = "md",
-     .choices = "md|json", .group = OUTPUT, .text = "a table or JSON, on standard output"},
+    {.name = "output", .letter = 'o', .kind = OPTION_CHOICE, AT(output), .argument = "FORMAT",
+     .initial = "md", .choices = "md|json", .group = OUTPUT, .text = "a table or JSON, on standard output"},
     {.name = "json", .kind = OPTION_FLAG, AT(json), .group = OUTPUT, .text = "the same as --output json"},
     {.name = "paced", .kind = OPTION_FLAG, AT(paced), .group = OUTPUT,
      .text = "each repeat waits for a line on standard input and writes one"},
@@ -108,11 +108,12 @@ int bench_options_parse(int argc, char **argv, struct bench_options *ret_options
 
 void bench_options_help(FILE *to)
 {
-    fputs("Usage: specontext bench -m MODEL [options]\n"
-          "\n"
-          "Measures prefill and decode, tokens a second, through the three daemons that `run` starts: random\n"
-          "tokens of a fixed seed, no tokenizer, greedy sampling. Medians, with the slowest and the fastest.\n"
-          "Exit code: 0 done, 1 failed, 2 wrong options, 130 interrupted.\n",
-          to);
+    fputs(
+        "Usage: specontext bench -m MODEL [options]\n"
+        "\n"
+        "Measures prefill and decode, tokens a second, through the three daemons that `run` starts: random\n"
+        "tokens of a fixed seed, no tokenizer, greedy sampling. Medians, with the slowest and the fastest.\n"
+        "Exit code: 0 done, 1 failed, 2 wrong options, 130 interrupted.\n",
+        to);
     options_help(table, to);
 }

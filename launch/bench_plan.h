@@ -23,13 +23,16 @@ struct bench_request {
     uint32_t shared;           /* first tokens of the prompt that are the same in all rounds and sequences */
 };
 
-/* Rows in order of depths, prefill before decode; free each with bench_row_free and the list with mem_free. */
+/* Rows in order of depths, prefill before decode; free each with bench_row_free and the list with
+ * mem_free. */
 struct bench_row *bench_plan_rows(const struct bench_options *options, uint32_t *ret_count);
 
-struct bench_request bench_plan_request(const struct bench_options *options, const struct bench_row *row, int round);
+struct bench_request bench_plan_request(const struct bench_options *options, const struct bench_row *row,
+                                        int round);
 
 /* Positions that the longest request needs. 0, or -E2BIG when the model has fewer. */
-int bench_plan_context(const struct bench_options *options, uint32_t most, uint32_t *ret_context, struct err *err);
+int bench_plan_context(const struct bench_options *options, uint32_t most, uint32_t *ret_context,
+                       struct err *err);
 
 /* Host memory for all sequences and the cached beginning of one, bytes. Small, so that what is measured of
  * memory is not the cache's leftovers of earlier repeats. */

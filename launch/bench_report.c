@@ -10,7 +10,8 @@
 
 #define MIB (1024.0 * 1024.0)
 
-void bench_row_init(struct bench_row *row, enum bench_kind kind, uint32_t depth, const struct bench_options *options)
+void bench_row_init(struct bench_row *row, enum bench_kind kind, uint32_t depth,
+                    const struct bench_options *options)
 {
     *row = (struct bench_row){.kind = kind,
                               .depth = depth,
@@ -117,7 +118,8 @@ static json_t *row_json(const struct bench_report *r, const struct bench_row *ro
     json_object_set_new(o, "max", number(highest(row)));
     json_object_set_new(o, "samples", list_of(row->rates, row->repeats));
     json_object_set_new(o, "cpu_ms_per_token", number(1e3 * bench_median(row->cpu, row->repeats)));
-    json_object_set_new(o, "step_bytes", row->step_bytes ? json_integer((json_int_t)row->step_bytes) : json_null());
+    json_object_set_new(o, "step_bytes",
+                        row->step_bytes ? json_integer((json_int_t)row->step_bytes) : json_null());
     json_object_set_new(o, "bandwidth_share", number(bench_row_share(r, row)));
     json_object_set_new(o, "attended_mean", number(row->attended));
     json_object_set_new(o, "cached_tokens", json_integer(row->cached));
@@ -140,7 +142,8 @@ void bench_report_json(const struct bench_report *r, FILE *to)
     json_object_set_new(top, "model_file", json_string(o->run.model));
     json_object_set_new(top, "head", json_string(r->head));
     json_object_set_new(top, "attention", json_string(run_options_attention_name(&o->run)));
-    json_object_set_new(top, "selection", sparse ? json_string(run_options_selection_name(&o->run)) : json_null());
+    json_object_set_new(top, "selection",
+                        sparse ? json_string(run_options_selection_name(&o->run)) : json_null());
     json_object_set_new(top, "budget", sparse ? json_integer(o->run.budget) : json_null());
     json_object_set_new(top, "activations", json_string(o->run.activations ? "q8" : "f32"));
     json_object_set_new(top, "cores", json_integer(r->cores));
@@ -148,7 +151,8 @@ void bench_report_json(const struct bench_report *r, FILE *to)
     json_object_set_new(top, "weight_bytes", json_integer((json_int_t)r->weight_bytes));
     json_object_set_new(top, "read_bytes_per_s", number(r->bandwidth));
     json_object_set_new(top, "rows", rows);
-    json_dumpf(top, to, (o->paced ? JSON_COMPACT : JSON_INDENT(2)) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(9));
+    json_dumpf(top, to,
+               (o->paced ? JSON_COMPACT : JSON_INDENT(2)) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(9));
     fputc('\n', to);
     json_decref(top);
 }

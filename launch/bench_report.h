@@ -13,15 +13,15 @@ enum bench_kind { BENCH_PREFILL, BENCH_DECODE };
 /* One line of the table: what was measured at one depth. */
 struct bench_row {
     enum bench_kind kind;
-    uint32_t depth;          /* tokens in the cache before, of each sequence */
-    uint32_t tokens;         /* of each sequence, a repeat */
-    uint32_t repeats;        /* done */
-    double *rates;           /* [repeats] tokens a second of all sequences together; sorted by bench_row_close */
-    double *cpu;             /* [repeats] seconds of processor time a token, all processes; sorted as well */
-    uint32_t cached;         /* tokens that prefix reuse spared one sequence, last repeat */
+    uint32_t depth;   /* tokens in the cache before, of each sequence */
+    uint32_t tokens;  /* of each sequence, a repeat */
+    uint32_t repeats; /* done */
+    double *rates;    /* [repeats] tokens a second of all sequences together; sorted by bench_row_close */
+    double *cpu;      /* [repeats] seconds of processor time a token, all processes; sorted as well */
+    uint32_t cached;  /* tokens that prefix reuse spared one sequence, last repeat */
     uint32_t layers_offloaded;
-    double attended;         /* positions that a list of a sparse step had in the mean; NAN: none was sparse */
-    uint64_t step_bytes;     /* that a decode step must read; 0 for a prefill */
+    double attended;     /* positions that a list of a sparse step had in the mean; NAN: none was sparse */
+    uint64_t step_bytes; /* that a decode step must read; 0 for a prefill */
     struct bench_usage memory; /* of all processes, after the last repeat */
 };
 
@@ -35,7 +35,8 @@ struct bench_report {
     uint32_t row_count;
 };
 
-void bench_row_init(struct bench_row *row, enum bench_kind kind, uint32_t depth, const struct bench_options *options);
+void bench_row_init(struct bench_row *row, enum bench_kind kind, uint32_t depth,
+                    const struct bench_options *options);
 void bench_row_close(struct bench_row *row);
 void bench_row_free(struct bench_row *row); /* accepts a zeroed one */
 

@@ -71,8 +71,8 @@ static void test_sparse(void **state)
 {
     (void)state;
     runcase_need_model();
-    json_t *report = BENCH(0, "", "--json", "-p", "70", "-n", "8", "-d", "0,256", "-r", "2", "--budget", "128",
-                           "--selection", "previous", "-b", "2");
+    json_t *report = BENCH(0, "", "--json", "-p", "70", "-n", "8", "-d", "0,256", "-r", "2", "--budget",
+                           "128", "--selection", "previous", "-b", "2");
     assert_non_null(report);
     check_rows(report);
     const json_t *rows = runcase_field(report, "rows");

@@ -22,8 +22,9 @@
 
 #define PID_NEVER 4194305 /* the kernel gives numbers below 2^22 */
 
-#define PARSE(...) \
-    parse((const char *[]){"bench", __VA_ARGS__}, sizeof(const char *[]){"bench", __VA_ARGS__} / sizeof(char *))
+#define PARSE(...)                                \
+    parse((const char *[]){"bench", __VA_ARGS__}, \
+          sizeof(const char *[]){"bench", __VA_ARGS__} / sizeof(char *))
 
 static struct bench_options options;
 static struct err err;
@@ -191,8 +192,12 @@ static void test_usage(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_options), cmocka_unit_test(test_refusals), cmocka_unit_test(test_rows_and_requests),
-        cmocka_unit_test(test_context), cmocka_unit_test(test_tokens),   cmocka_unit_test(test_figures),
+        cmocka_unit_test(test_options),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_rows_and_requests),
+        cmocka_unit_test(test_context),
+        cmocka_unit_test(test_tokens),
+        cmocka_unit_test(test_figures),
         cmocka_unit_test(test_usage),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
