@@ -45,15 +45,9 @@ struct pass_kv {
 
 struct pass_source {
     /* Called in each layer, in order, when its queries, keys and values are computed and before anything of
-<<<<<<< HEAD
      * the cache is read or written, so that waiting meets less; with kv[entries] (of the layer before, at
      * first zero): fills it and may wait. Every offset and item that it hands out must lie inside the memory
      * at view.base. A negative errno ends the pass. */
-=======
-     * the cache is read or written, so that there is less to wait for; with kv[entries] (of the layer before,
-     * at first zero): fills it and may wait. Every offset and item that it hands out must lie inside the
-     * memory at view.base. A negative errno ends the pass. */
->>>>>>> w/bench
     int (*layer)(void *arg, uint32_t layer, struct pass_kv *kv, struct err *err);
     /* Called after a layer was computed: its pieces are written and it reads no more. May be NULL. */
     void (*layer_done)(void *arg, uint32_t layer);
