@@ -26,6 +26,8 @@
 /* The death of one part makes others exit by their own decision; so long a plain exit waits for the news of a
  * violent end, which then is the one to name. */
 #define SETTLE_NS (100 * CLOCK_MS)
+/* Who is stopped while starting is lost after this part of the time for starting: 4 s, as on the bus. */
+#define STOPPED_SHARE 15
 
 enum phase { STARTING, RUNNING, STOPPING, STOPPED };
 
@@ -34,6 +36,7 @@ struct part {
     pid_t pid;
     int pidfd; /* -1: it has ended and was reaped */
     bool ready;
+    int64_t stopped_ns; /* since when it was seen stopped while starting; 0: it is not */
     int wait_status;
 };
 
@@ -412,9 +415,24 @@ static void on_end(void *arg, uint32_t events)
     check_stopped(s);
 }
 
+/* Before the bus is there, silence tells nothing; but the kernel tells who is stopped. */
+static void check_stopped_parts(struct supervise *s, int64_t now)
+{
+    for (int i = 0; i < s->count && s->phase == STARTING; i++) {
+        struct part *part = &s->parts[i];
+        if (!stopped_by(part))
+            part->stopped_ns = 0;
+        else if (!part->stopped_ns)
+            part->stopped_ns = now;
+        else if (now - part->stopped_ns >= s->start_ns / STOPPED_SHARE)
+            supervise_lost(s, part->program, "stopped");
+    }
+}
+
 static void check_start(struct supervise *s)
 {
     int64_t now = clock_now_ns();
+    check_stopped_parts(s, now);
     if (now < s->start_deadline_ns && now < s->start_limit_ns)
         return;
     for (int i = 0; i < s->count; i++) {

@@ -265,6 +265,22 @@ static void test_stopped_part_is_named_and_killed(void **state)
     end(&seen);
 }
 
+static void test_stopped_while_starting(void **state)
+{
+    (void)state;
+    struct seen seen;
+    begin(&seen, 3 * CLOCK_S);
+    add(&seen, "part-a");
+    add(&seen, "part-silent");
+    kill(supervise_pid(seen.supervise, "part-silent"), SIGSTOP);
+    assert_int_equal(loop_run(seen.loop), 0);
+    assert_int_equal(seen.failed, 1);
+    assert_int_equal(seen.ready, 0);
+    assert_non_null(strstr(seen.text, "part-silent"));
+    assert_non_null(strstr(seen.text, "stopped by signal 19"));
+    end(&seen);
+}
+
 static void test_deaf_part_is_killed_in_time(void **state)
 {
     (void)state;
@@ -427,6 +443,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_stopped_part_is_named_and_killed),
         cmocka_unit_test(test_deaf_part_is_killed_in_time),
         cmocka_unit_test(test_order_of_an_ordinary_end),
+        cmocka_unit_test(test_stopped_while_starting),
         cmocka_unit_test(test_missing_program),
         cmocka_unit_test(test_a_directory_in_use),
         cmocka_unit_test(test_free_ends_what_runs),
