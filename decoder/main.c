@@ -1,6 +1,7 @@
 /* specontext-decoder: owns the language model's weights and activations, batches and samples. Allocates no KV
  * memory: it maps what the store hands out. */
 #include <stdio.h>
+#include <systemd/sd-daemon.h>
 
 #include "base/err.h"
 #include "base/log.h"
@@ -23,6 +24,7 @@ int main(int argc, char **argv)
     struct model *model = NULL;
     if (model_open(options.model, &model, &err) < 0) {
         log_error("%s", err.text);
+        sd_notifyf(0, "STOPPING=1\nSTATUS=%s", err.text);
         return 1;
     }
     log_info("start: version %s, model %s, %llu MiB of weights, %d threads", SPECONTEXT_VERSION,

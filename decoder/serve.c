@@ -503,6 +503,7 @@ int serve_run(const struct settings *options, const struct model *model)
     }
     if (r < 0) {
         log_error("%s", err.text);
+        sd_notifyf(0, "STOPPING=1\nSTATUS=%s", err.text);
         serve_close(&s);
         return 1;
     }

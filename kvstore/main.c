@@ -62,6 +62,7 @@ static int run(const struct store_options *options)
         sd_notify(0, "STOPPING=1");
     } else {
         log_error("%s", err.text);
+        sd_notifyf(0, "STOPPING=1\nSTATUS=%s", err.text);
     }
     serve_free(&serve);
     loop_free(&loop);

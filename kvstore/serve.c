@@ -372,10 +372,8 @@ static int greet_decoder(struct serve *s, const struct bus_peer *peer, const str
     }
     if (!s->worker) {
         r = make_planner(s, &hello->layout, err);
-        if (r < 0) {
-            log_error("decoder pid=%u is refused: %s", hello->pid, err->text);
+        if (r < 0)
             return r;
-        }
     }
     s->decoder_epoch = peer->epoch;
     return 0;

@@ -38,6 +38,7 @@ struct part {
     bool ready;
     int64_t stopped_ns; /* since when it was seen stopped while starting; 0: it is not */
     int wait_status;
+    char last_words[256]; /* why it stops, as it told before it ended; "": it did not */
 };
 
 struct supervise {
@@ -369,8 +370,11 @@ void supervise_lost(struct supervise *s, const char *program, const char *why)
     signal_part(part, SIGKILL); /* whoever hangs does not hear SIGTERM */
 }
 
+static void on_notify(void *arg, uint32_t events);
+
 static void report_end(struct supervise *s)
 {
+    on_notify(s, 0); /* last words were sent before the end that was seen first */
     struct part *part = s->first_end;
     for (int i = 0; i < s->count; i++)
         if (s->parts[i].pidfd < 0 && WIFSIGNALED(s->parts[i].wait_status) && !WIFSIGNALED(part->wait_status))
@@ -382,8 +386,8 @@ static void report_end(struct supervise *s)
         snprintf(text, sizeof text, "%s (pid %d) was ended by signal %d (%s)%s", part->program,
                  (int)part->pid, number, strsignal(number), when);
     } else {
-        snprintf(text, sizeof text, "%s (pid %d) ended with exit code %d%s", part->program, (int)part->pid,
-                 WEXITSTATUS(part->wait_status), when);
+        snprintf(text, sizeof text, "%s (pid %d) ended with exit code %d%s%s%s", part->program, (int)part->pid,
+                 WEXITSTATUS(part->wait_status), when, part->last_words[0] ? ": " : "", part->last_words);
     }
     fail(s, text);
 }
@@ -471,6 +475,8 @@ static void on_notify(void *arg, uint32_t events)
         for (int i = 0; i < s->count; i++)
             if (s->parts[i].pid == news.pid)
                 part = &s->parts[i];
+        if (part && news.stopping && news.status[0])
+            snprintf(part->last_words, sizeof part->last_words, "%s", news.status);
         if (!part || s->phase != STARTING)
             continue;
         s->start_deadline_ns = clock_now_ns() + s->start_ns;

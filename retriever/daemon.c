@@ -152,6 +152,7 @@ int retriever_main(int argc, char **argv)
     int code = 1;
     if (start(&d, &err) < 0) {
         log_error("%s", err.text);
+        sd_notifyf(0, "STOPPING=1\nSTATUS=%s", err.text);
     } else {
         log_info("ready: runtime=%s backend=%s threads=%" PRIu32 " fingerprint=%s", d.options.daemon.runtime,
                  d.identity.backend, d.identity.threads, d.identity.fingerprint);

@@ -21,7 +21,7 @@ static void sizes(void **state)
     assert_int_equal(v, 512 << 10);
     assert_int_equal(parse_size("4096", &v), 0);
     assert_int_equal(v, 4096);
-    static const char *const bad[] = {"", "G", "-1G", "1X", "1GG", "1 G", "nan", "1e30T", " 1G"};
+    static const char *const bad[] = {"", "G", "-1G", "1X", "1GG", "1 G", "nan", "1e30T", " 1G", "1.5"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         assert_true(parse_size(bad[i], &v) < 0);
     assert_int_equal(v, 4096); /* untouched by failures */
