@@ -1,7 +1,7 @@
 # What a person calls. On a fresh machine the packages come first; what needs them is built by a second make,
 # because this one has asked pkg-config already.
 AGAIN := $(MAKE) --no-print-directory -j$(shell nproc)
-TEXTS := README.md PROTOCOL.md SHARED-MEMORY.md LICENSE NOTICE
+TEXTS := README.md ARCHITECTURE.md PROTOCOL.md SHARED-MEMORY.md LICENSE NOTICE
 SAN_PROC_TESTS := test_run_kill test_run_usage
 C_FILES = $(shell git ls-files '*.c' '*.h')
 
