@@ -249,7 +249,8 @@ static void on_done(void *arg, uint32_t request, const struct msg_done *done)
         return;
     sequence_finish(s, done);
     run->outstanding--;
-    if (done->reason == FINISH_ERROR) {
+    /* Who was told to cancel and then to stop may say that it stops: that is no failure. */
+    if (done->reason == FINISH_ERROR && run->stage == ANSWERING) {
         char text[ERR_TEXT_MAX];
         if (run->options.prompts)
             snprintf(text, sizeof text, "prompt %u: %.400s", request + 1, done->text);

@@ -73,7 +73,8 @@ void runcase_start(struct runcase *c, const char *const *arguments)
 
 static void fail_with_output(struct runcase *c, const char *what)
 {
-    print_error("%s; standard error:\n%s\n", what, c->proc.err.text ? c->proc.err.text : "");
+    /* Not by print_error, which cuts texts at 1 KiB: the end tells most. */
+    fprintf(stderr, "# %s; standard error:\n%s\n", what, c->proc.err.text ? c->proc.err.text : "");
     proc_free(&c->proc);
     fail();
 }
