@@ -228,6 +228,24 @@ struct cuda_moves {
 int cuda_gather(const struct cuda_moves *moves, struct CUstream_st *stream);
 int cuda_scatter(const struct cuda_moves *moves, struct CUstream_st *stream);
 
+/* Pieces of a run of layers from one view to another on the device: what a layer's pages hold goes into its
+ * slots when the layer is offloaded. from, to: items (positions or slots) of either view. */
+struct cuda_copy {
+    uint32_t from, to;
+    uint16_t head, row;
+};
+/* `count` copies of layers [first_layer, first_layer + layers); one with any number out of range is left out.
+ * Both views: pieces of the same size. No piece may be both read and written by one launch. Bytes: 2 * count
+ * * layers * piece_bytes. */
+struct cuda_copies {
+    struct cuda_kv_view from, to;
+    const struct cuda_copy *copies; /* device or mapped host memory */
+    uint32_t count;
+    uint32_t first_layer, layers;
+    uint32_t row_count, heads;
+};
+int cuda_copy_pieces(const struct cuda_copies *copies, struct CUstream_st *stream);
+
 /* ---- Attention (attention.cu, prefill.cu) ---- */
 
 /* out [n][q_heads][head_dim] (f32 or bf16) of queries q (f32, row t at t * q_stride). Query t belongs to

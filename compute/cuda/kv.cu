@@ -127,3 +127,38 @@ int cuda_scatter(const struct cuda_moves *moves, struct CUstream_st *stream)
 {
     return launch_moves(moves, false, stream);
 }
+
+/* A warp a copy and layer; its lanes take neighbouring 16 bytes of the piece. */
+__global__ void __launch_bounds__(MOVE_THREADS) copy_kernel(struct cuda_copies c)
+{
+    uint32_t lane = threadIdx.x % 32, warps = gridDim.x * (MOVE_THREADS / 32);
+    uint32_t units = c.from.piece_bytes / 16;
+    uint64_t work = (uint64_t)c.count * c.layers;
+    for (uint64_t i = (uint64_t)blockIdx.x * (MOVE_THREADS / 32) + threadIdx.x / 32; i < work; i += warps) {
+        struct cuda_copy copy = c.copies[i / c.layers];
+        uint64_t layer = c.first_layer + i % c.layers;
+        if (copy.row >= c.row_count || copy.head >= c.heads)
+            continue;
+        bool from_valid, to_valid;
+        const uint64_t *from_at = c.from.at + copy.row * c.from.row_stride + layer * c.from.layer_stride;
+        const uint64_t *to_at = c.to.at + copy.row * c.to.row_stride + layer * c.to.layer_stride;
+        uint64_t from = piece_offset(c.from, from_at, copy.head, copy.from, &from_valid);
+        uint64_t to = piece_offset(c.to, to_at, copy.head, copy.to, &to_valid);
+        if (!from_valid || !to_valid)
+            continue;
+        for (uint32_t u = lane; u < units; u += 32)
+            ((uint4 *)(c.to.base + to))[u] = ((const uint4 *)(c.from.base + from))[u];
+    }
+}
+
+int cuda_copy_pieces(const struct cuda_copies *c, struct CUstream_st *stream)
+{
+    if (!view_is_valid(&c->from) || !view_is_valid(&c->to) || c->from.piece_bytes != c->to.piece_bytes ||
+        c->layers == 0 || !is_aligned(c->copies, 4))
+        return -EINVAL;
+    if (c->count == 0)
+        return 0;
+    uint64_t blocks = ceil_div((uint64_t)c->count * c->layers, MOVE_THREADS / 32);
+    copy_kernel<<<blocks < 1024 ? (unsigned)blocks : 1024u, MOVE_THREADS, 0, stream>>>(*c);
+    return launch_status();
+}
