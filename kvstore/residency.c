@@ -100,7 +100,7 @@ uint64_t residency_slabs(const struct planner *p, uint32_t runs, const struct re
 
 static uint32_t wanted(const struct residency *r)
 {
-    return r->runs_of[r->proposed % 64];
+    return r->runs_of[r->proposed % CONTROL_RESIDENT_RING];
 }
 
 /* Runs that may be resident, memory apart. */
@@ -157,7 +157,8 @@ static void propose(struct planner *p, uint32_t runs)
         return;
     if (r->proposed - r->version >= 60) /* the ring must not forget what a record may still name */
         return;
-    r->runs_of[++r->proposed % 64] = runs;
+    r->runs_of[++r->proposed % CONTROL_RESIDENT_RING] = runs;
+    p->flags->resident_layers[r->proposed % CONTROL_RESIDENT_RING] = layout_run_first(&p->layout, runs);
     flag_raise(planner_flag(p, FLAG_RESIDENT_PROPOSED), r->proposed);
 }
 
@@ -348,7 +349,7 @@ int residency_apply(struct planner *p, uint32_t version)
     struct residency *r = &p->residency;
     if (version - r->version > r->proposed - r->version)
         return -EPROTO;
-    uint32_t runs = r->runs_of[version % 64];
+    uint32_t runs = r->runs_of[version % CONTROL_RESIDENT_RING];
     r->version = version;
     if (runs < r->runs && staging_take(p) < 0)
         return -ENOSPC;

@@ -2,6 +2,7 @@
 #include "proto/control.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 static uint64_t round_up(uint64_t value, uint64_t align)
@@ -69,6 +70,12 @@ void control_header_init(struct control_header *h, const struct kv_layout *layou
     h->slots = params->slots;
     h->staging_tokens = params->staging_tokens;
     h->first_step = params->first_step;
+    h->device_form = params->device_form;
+    if (params->device_form == CONTROL_DEVICE_CUDA) {
+        snprintf(h->device_uuid, sizeof h->device_uuid, "%s", params->device_uuid);
+        memcpy(h->device_handle, params->device_handle, sizeof h->device_handle);
+    }
+    h->resident_layers[0] = layout->layers;
     derive(h, layout);
 }
 
@@ -86,6 +93,9 @@ int control_header_check(const struct control_header *h, const struct kv_layout 
         h->slots > LIMIT_CONTEXT)
         return err_set(err, -EINVAL, "control segment: counts: found %u sequences, lists of %u, %u slots",
                        h->sequences_max, h->list_max, h->slots);
+    if (h->device_form > CONTROL_DEVICE_CUDA || h->device_uuid[CONTROL_UUID_BYTES - 1])
+        return err_set(err, -EPROTO, "control segment: device: found form %u, expected 0 (memfd) or 1 (CUDA)",
+                       h->device_form);
     struct control_header want = *h;
     derive(&want, layout);
     if (memcmp(&want, h, sizeof want))

@@ -20,7 +20,7 @@
 #include "proto/layout.h"
 
 #define CONTROL_MAGIC   UINT64_C(0x313043544E4F4353) /* "SCONTC01" */
-#define CONTROL_VERSION 1u
+#define CONTROL_VERSION 2u
 
 /* Steps are 32-bit and compared cyclically. A flag of step t is raised by storing t, and satisfies a waiter
  * for step s when (int32_t)(t - s) >= 0. To break every wait for ever, a flag is set FLAG_ABORT_AHEAD past
@@ -50,6 +50,10 @@ struct control_flag {
     uint32_t pad[13];
 };
 
+/* Device memory: a memfd whose descriptor is sent, or memory of a GPU, opened by its handle. */
+enum control_device { CONTROL_DEVICE_MEMFD = 0, CONTROL_DEVICE_CUDA = 1 };
+enum { CONTROL_UUID_BYTES = 48, CONTROL_HANDLE_BYTES = 64, CONTROL_RESIDENT_RING = 64 };
+
 struct control_header {
     uint64_t magic;
     uint32_t version;
@@ -68,11 +72,16 @@ struct control_header {
     uint32_t slots;          /* slots of one (sequence, group, row head) */
     uint32_t units_per_slab; /* pieces that one slab holds */
     uint32_t
-        staging_tokens;  /* positions that one dense step may touch while layers are offloaded, all entries
+        staging_tokens;   /* positions that one dense step may touch while layers are offloaded, all entries
                                 together; 0: no limit (nothing can be offloaded) */
-    uint32_t first_step; /* the first record's step */
-    uint32_t pad0;
-    uint64_t checksum; /* low half of hash_bytes(0, all fields above) */
+    uint32_t first_step;  /* the first record's step */
+    uint32_t device_form; /* enum control_device */
+    char device_uuid[CONTROL_UUID_BYTES];        /* CUDA: the GPU that device memory lies on; else zeros */
+    uint8_t device_handle[CONTROL_HANDLE_BYTES]; /* CUDA: IPC handle of device memory; else zeros */
+    uint64_t checksum;                           /* low half of hash_bytes(0, all fields above) */
+    /* Resident layers of version v of the resident set, at v % CONTROL_RESIDENT_RING: written by the store before
+     * it raises RESIDENT_PROPOSED to v. Version 0 is all layers. */
+    uint32_t resident_layers[CONTROL_RESIDENT_RING];
 };
 
 enum step_kind {
@@ -133,9 +142,9 @@ struct table_offsets {
 };
 
 _Static_assert(sizeof(struct control_flag) == 64, "layout");
-_Static_assert(sizeof(struct control_header) == 176, "layout");
+_Static_assert(sizeof(struct control_header) == 544, "layout");
 _Static_assert(offsetof(struct control_header, layers) == 112, "layout");
-_Static_assert(offsetof(struct control_header, checksum) == 168, "layout");
+_Static_assert(offsetof(struct control_header, checksum) == 280, "layout");
 _Static_assert(sizeof(struct step_entry) == 24, "layout");
 _Static_assert(offsetof(struct step_record, entry) == 32, "layout");
 _Static_assert(sizeof(struct step_record) == 32 + LIMIT_SEQUENCES * 24 + LIMIT_STEP_TOKENS * 4, "layout");
@@ -147,6 +156,9 @@ struct control_params {
     uint64_t store_epoch, decoder_epoch;
     uint64_t device_bytes;
     uint32_t sequences_max, list_max, slots, staging_tokens, first_step;
+    uint32_t device_form;
+    const char *device_uuid;      /* CUDA only */
+    const uint8_t *device_handle; /* CUDA only */
 };
 
 /* Fills a header, offsets and checksum included. */
