@@ -23,6 +23,7 @@ struct stepper {
     struct places *places;
     struct step_record *record; /* of the step posted last */
     struct pass_entry *entries; /* [LIMIT_SEQUENCES] */
+    void *scratch;              /* of the sampler */
     uint32_t next, resident_version;
     uint32_t used_version; /* resident set of the tables read last; 0, before the first, is all layers */
     uint32_t runs, run;    /* run that the pass is in, `runs` before the first layer */
@@ -37,6 +38,7 @@ struct stepper *stepper_create(const struct stepper_attachment *attachment, stru
     s->places = places_create(&attachment->layout, attachment->control, attachment->device);
     s->record = mem_alloc(1, sizeof *s->record);
     s->entries = mem_alloc(LIMIT_SEQUENCES, sizeof *s->entries);
+    s->scratch = mem_alloc_aligned(sampler_scratch_bytes(pass_vocab(pass)), 1);
     s->next = attachment->control->first_step;
     s->runs = layout_runs(&attachment->layout);
     return s;
@@ -50,6 +52,7 @@ void stepper_free(struct stepper **stepper)
     places_free(&s->places);
     mem_free(&s->record);
     mem_free(&s->entries);
+    mem_free(&s->scratch);
     mem_free(stepper);
 }
 
@@ -97,7 +100,7 @@ void stepper_post(struct stepper *s, const struct stepper_spec *spec)
         CHECK(p->count > 0 && p->count <= LIMIT_STEP_TOKENS - r->tokens);
         CHECK(spec->kind != STEP_SPARSE || p->count == 1);
         r->entry[i] = (struct step_entry){p->id, p->index, p->position, p->count, r->tokens};
-        memcpy(r->token + r->tokens, p->tokens, p->count * sizeof *r->token);
+        memcpy(r->token + r->tokens, p->history + p->position, p->count * sizeof *r->token);
         r->tokens += p->count;
     }
     struct step_record *ring = control_step_at(s->at.control, r->step);
@@ -163,13 +166,42 @@ static void end_layer(void *arg, uint32_t layer)
         flag_raise(flag_at(s, FLAG_RUN_CONSUMED + run), s->record->step);
 }
 
+/* Row `row` of the logits belongs to the part. */
+static int32_t sample(struct stepper *s, const struct stepper_part *part, uint32_t row)
+{
+    struct sampler_input input = {.logits = pass_logits(s->pass, row),
+                                  .vocab = pass_vocab(s->pass),
+                                  .history = part->history,
+                                  .history_count = part->position + part->count,
+                                  .sequence = 0, /* a request has one */
+                                  .position = part->position + part->count,
+                                  .scratch = s->scratch};
+    uint32_t id;
+    int r = sampler_sample(part->sampling, &input, &id);
+    CHECK(r == 0 || r == -EDOM); /* the history was checked when it came */
+    return r == 0 ? (int32_t)id : -1;
+}
+
+static void sample_all(struct stepper *s, const struct stepper_spec *spec, struct stepper_verdict *verdicts)
+{
+    int64_t begin = clock_now_ns();
+    for (uint32_t i = 0, row = 0; i < spec->count; i++)
+        if (spec->parts[i].sampling) {
+            if (verdicts[i].status == 0)
+                verdicts[i].token = sample(s, &spec->parts[i], row);
+            row++;
+        }
+    s->times.sampling += clock_now_ns() - begin;
+}
+
 int stepper_run(struct stepper *s, const struct stepper_spec *spec, struct stepper_verdict *ret_verdicts,
                 struct err *err)
 {
     CHECK(spec->kind != STEP_RECORD && s->record->kind == spec->kind && s->record->entries == spec->count);
     for (uint32_t i = 0; i < spec->count; i++) {
         const struct stepper_part *p = &spec->parts[i];
-        s->entries[i] = (struct pass_entry){p->tokens, p->position, p->count, p->logits ? 1 : 0};
+        s->entries[i] =
+            (struct pass_entry){p->history + p->position, p->position, p->count, p->sampling ? 1 : 0};
     }
     s->run = s->runs;
     places_begin(s->places, s->record);
@@ -185,6 +217,7 @@ int stepper_run(struct stepper *s, const struct stepper_spec *spec, struct stepp
         ret_verdicts[i].status = places_status(s->places, i, &ret_verdicts[i].why);
         s->times.dropped += ret_verdicts[i].status < 0;
     }
+    sample_all(s, spec, ret_verdicts);
     return 0;
 }
 
