@@ -13,13 +13,16 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "decoder/places.h"
+#include "decoder/step_gpu.h"
 #include "link/flag.h"
 
-#define STEPPER_SPIN_NS (20 * INT64_C(1000)) /* about what a futex wake costs */
+#define STEPPER_SPIN_NS     (20 * INT64_C(1000))  /* about what a futex wake costs */
+#define STEPPER_SPIN_GPU_NS (200 * INT64_C(1000)) /* nothing else wants this thread's core then */
 
 struct stepper {
     struct stepper_attachment at;
-    struct pass *pass;
+    struct pass *pass;    /* NULL: on a GPU */
+    struct step_gpu *gpu; /* NULL: on the CPU */
     struct places *places;
     struct step_record *record; /* of the step posted last */
     struct pass_entry *entries; /* [LIMIT_SEQUENCES] */
@@ -30,18 +33,35 @@ struct stepper {
     struct stepper_times times;
 };
 
-struct stepper *stepper_create(const struct stepper_attachment *attachment, struct pass *pass)
+static struct stepper *create(const struct stepper_attachment *attachment)
 {
     struct stepper *s = mem_alloc(1, sizeof *s);
     s->at = *attachment;
-    s->pass = pass;
     s->places = places_create(&attachment->layout, attachment->control, attachment->device);
     s->record = mem_alloc(1, sizeof *s->record);
     s->entries = mem_alloc(LIMIT_SEQUENCES, sizeof *s->entries);
-    s->scratch = mem_alloc_aligned(sampler_scratch_bytes(pass_vocab(pass)), 1);
     s->next = attachment->control->first_step;
     s->runs = layout_runs(&attachment->layout);
     return s;
+}
+
+struct stepper *stepper_create(const struct stepper_attachment *attachment, struct pass *pass)
+{
+    struct stepper *s = create(attachment);
+    s->pass = pass;
+    s->scratch = mem_alloc_aligned(sampler_scratch_bytes(pass_vocab(pass)), 1);
+    return s;
+}
+
+int stepper_create_gpu(const struct stepper_attachment *attachment, struct pass_gpu *pass,
+                       struct stepper **ret_stepper, struct err *err)
+{
+    struct stepper *s = create(attachment);
+    int r = step_gpu_create(&attachment->layout, attachment->control, pass, &s->gpu, err);
+    if (r < 0)
+        stepper_free(&s);
+    *ret_stepper = s;
+    return r;
 }
 
 void stepper_free(struct stepper **stepper)
@@ -49,6 +69,7 @@ void stepper_free(struct stepper **stepper)
     struct stepper *s = *stepper;
     if (!s)
         return;
+    step_gpu_free(&s->gpu);
     places_free(&s->places);
     mem_free(&s->record);
     mem_free(&s->entries);
@@ -119,7 +140,8 @@ void stepper_post(struct stepper *s, const struct stepper_spec *spec)
 static int wait_flag(struct stepper *s, unsigned flag, const char *what, int64_t *account, struct err *err)
 {
     int64_t begin = clock_now_ns();
-    int r = flag_wait(flag_at(s, flag), s->record->step, begin + STEPPER_WAIT_S * CLOCK_S, STEPPER_SPIN_NS);
+    int r = flag_wait(flag_at(s, flag), s->record->step, begin + STEPPER_WAIT_S * CLOCK_S,
+                      s->gpu ? STEPPER_SPIN_GPU_NS : STEPPER_SPIN_NS);
     *account += clock_now_ns() - begin;
     if (r == 0)
         return 0;
@@ -194,19 +216,40 @@ static void sample_all(struct stepper *s, const struct stepper_spec *spec, struc
     s->times.sampling += clock_now_ns() - begin;
 }
 
-int stepper_run(struct stepper *s, const struct stepper_spec *spec, struct stepper_verdict *ret_verdicts,
-                struct err *err)
+static int run_cpu(struct stepper *s, const struct stepper_spec *spec, struct err *err)
 {
-    CHECK(spec->kind != STEP_RECORD && s->record->kind == spec->kind && s->record->entries == spec->count);
     for (uint32_t i = 0; i < spec->count; i++) {
         const struct stepper_part *p = &spec->parts[i];
         s->entries[i] =
             (struct pass_entry){p->history + p->position, p->position, p->count, p->sampling ? 1 : 0};
     }
     s->run = s->runs;
-    places_begin(s->places, s->record);
     struct pass_source source = {begin_layer, end_layer, s};
-    int r = pass_run(s->pass, s->entries, spec->count, &source, err);
+    return pass_run(s->pass, s->entries, spec->count, &source, err);
+}
+
+static int wait_tables_of(void *arg, enum places_phase phase, struct err *err)
+{
+    return wait_tables(arg, phase, err);
+}
+
+static int run_gpu(struct stepper *s, const struct stepper_spec *spec, struct stepper_verdict *verdicts,
+                   struct err *err)
+{
+    int32_t tokens[LIMIT_SEQUENCES];
+    struct step_gpu_tables tables = {wait_tables_of, s, s->places};
+    int r = step_gpu_run(s->gpu, s->record, spec, &tables, tokens, err);
+    for (uint32_t i = 0; r == 0 && i < spec->count; i++)
+        verdicts[i].token = tokens[i];
+    return r;
+}
+
+int stepper_run(struct stepper *s, const struct stepper_spec *spec, struct stepper_verdict *ret_verdicts,
+                struct err *err)
+{
+    CHECK(spec->kind != STEP_RECORD && s->record->kind == spec->kind && s->record->entries == spec->count);
+    places_begin(s->places, s->record);
+    int r = s->gpu ? run_gpu(s, spec, ret_verdicts, err) : run_cpu(s, spec, err);
     if (r < 0)
         return r;
     s->used_version = s->record->resident_version;
@@ -217,11 +260,19 @@ int stepper_run(struct stepper *s, const struct stepper_spec *spec, struct stepp
         ret_verdicts[i].status = places_status(s->places, i, &ret_verdicts[i].why);
         s->times.dropped += ret_verdicts[i].status < 0;
     }
-    sample_all(s, spec, ret_verdicts);
+    if (!s->gpu)
+        sample_all(s, spec, ret_verdicts);
     return 0;
 }
 
 const struct stepper_times *stepper_times(const struct stepper *s)
 {
     return &s->times;
+}
+
+void stepper_gpu_figures(const struct stepper *s, struct step_gpu_figures *ret)
+{
+    *ret = (struct step_gpu_figures){0};
+    if (s->gpu)
+        step_gpu_figures(s->gpu, ret);
 }

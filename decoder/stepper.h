@@ -49,15 +49,21 @@ struct stepper_times { /* nanoseconds, summed */
 struct stepper_attachment { /* what the store handed over */
     struct kv_layout layout;
     struct control_header *control; /* passed control_header_check */
-    uint8_t *device;                /* device_bytes */
+    uint8_t *device;                /* device_bytes; NULL: on a GPU, the control segment says where */
     int store_bell;                 /* doorbell */
     uint32_t early_layers;          /* mixed selection: layers that use the set before */
 };
 
 struct stepper;
 
-/* Segments and the doorbell are borrowed. */
+struct pass_gpu;
+struct step_gpu_figures;
+
+/* Segments, the doorbell and the pass are borrowed. On a GPU: opens the store's device memory there; -EPROTO
+ * when it is not on this GPU. */
 struct stepper *stepper_create(const struct stepper_attachment *attachment, struct pass *pass);
+int stepper_create_gpu(const struct stepper_attachment *attachment, struct pass_gpu *pass,
+                       struct stepper **ret_stepper, struct err *err);
 void stepper_free(struct stepper **stepper);
 
 /* Takes over the resident set that the store proposes, if it is another: call between steps only. */
@@ -79,5 +85,6 @@ int stepper_run(struct stepper *s, const struct stepper_spec *spec, struct stepp
                 struct err *err);
 
 const struct stepper_times *stepper_times(const struct stepper *s);
+void stepper_gpu_figures(const struct stepper *s, struct step_gpu_figures *ret); /* zeros on the CPU */
 
 #endif

@@ -225,6 +225,7 @@ static int upload(struct weights_gpu *w, const struct model *model, int threads,
     u.ids = mem_alloc(u.ids_max, sizeof *u.ids);
     if (r == 0)
         r = put_all(&u, w, model, err);
+    api->stream_sync(w->device->stream); /* rounding may go on when something failed */
     if (u.expanded)
         api->free(w->device->gpu, u.expanded);
     if (u.stage)
