@@ -34,7 +34,7 @@ demo: deps model
 	$(Q)$(AGAIN) CC=gcc SAN= all
 	$(Q)mk/demo.sh
 
-unit-tests: $(UNIT_TESTS:%=$(BUILD)/tests/unit/%)
+unit-tests: $(FAKEGPU) $(UNIT_TESTS:%=$(BUILD)/tests/unit/%)
 tests: all unit-tests $(PROC_TESTS:%=$(BUILD)/tests/proc/%)
 benches: $(BENCHES:%=$(BUILD)/bench/%)
 
