@@ -42,9 +42,11 @@ benches: $(BENCHES:%=$(BUILD)/bench/%)
 CUDA_HOME ?= /usr/local/cuda
 cuda:
 	$(Q)$(AGAIN) -f mk/cuda.mk
-cuda-if-there:
+GPU_CHECK := build/gcc/tests/gpu/check/check_library
+cuda-if-there: $(GPU_CHECK)
 	$(Q)if [ -x $(CUDA_HOME)/bin/nvcc ]; then \
-	    $(AGAIN) -f mk/cuda.mk && { build/cuda/test_cuda || [ $$? = 77 ]; }; \
+	    $(AGAIN) -f mk/cuda.mk && { build/cuda/test_cuda || [ $$? = 77 ]; } && \
+	    { SPECONTEXT_GPU_LIBRARY=build/bin/libspecontext-cuda.so $(GPU_CHECK) || [ $$? = 77 ]; }; \
 	else echo "cuda: skipped, no $(CUDA_HOME)/bin/nvcc"; fi
 
 # gcc: everything; clang: everything builds, unit tests; gcc with sanitizers: unit tests, and whole daemons being
