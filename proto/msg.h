@@ -22,8 +22,8 @@
 #include "proto/layout.h"
 #include "proto/limits.h"
 
-#define MSG_VERSION     1u
-#define MSG_VERSION_MIN 1u
+#define MSG_VERSION     2u
+#define MSG_VERSION_MIN 2u
 
 enum msg_kind {
     MSG_HELLO = 1,   /* any -> server, first of a conversation */
@@ -99,8 +99,12 @@ struct msg_open {
     uint64_t salt;     /* separates tenants' prefixes; 0 = the shared one */
     struct made made;  /* how KV after the prompt is made */
     uint32_t capacity; /* positions: prompt + tokens to generate */
-    uint32_t budget, sinks, window; /* budget 0: dense only */
-    struct msg_u32s tokens;         /* the prompt; empty to the retriever */
+    uint32_t budget, sinks, window; /* budget: the most positions of a list; 0: dense only */
+    /* What the length of a list follows, to the retriever; the store ignores it. PROTOCOL.md section 5. */
+    uint32_t budget_base;   /* positions of a list that no mass makes longer or shorter; 0: the budget */
+    float min_mass;         /* below it a list grows; 0: none does */
+    float top_p;            /* a list ends where its mass reaches this; 0: none does */
+    struct msg_u32s tokens; /* the prompt; empty to the retriever */
 };
 
 struct msg_grant {
@@ -127,8 +131,11 @@ struct kv_counters {
     uint64_t bytes_written;                     /* written through to the host */
     uint32_t layers_resident, layers_offloaded; /* at the end */
     uint32_t layers_offloaded_max;
-    double mass_sum; /* of mass_count selections, as TOPK told */
+    double mass_sum;      /* of mass_count selections, as TOPK told */
+    double mass_base_sum; /* ... had each list had its base budget */
     uint64_t mass_count;
+    uint64_t grown;     /* of these selections: with a list longer than its base budget */
+    uint64_t fallbacks; /* ... whose mass was short: the layers on the device attended everything */
 };
 
 /* Adds up; layers at the end are those of `counters`, the most offloaded is the larger one. */
@@ -176,14 +183,21 @@ struct msg_step { /* id = step */
     struct msg_u32s tokens; /* of all entries, in order */
 };
 
-/* Per entry of TOPK, 32 bytes on the wire. */
+enum topk_entry_flags {
+    TOPK_ENTRY_GROWN = 1, /* a list is longer than the base budget */
+    TOPK_ENTRY_SHORT = 2  /* a list has less than min_mass and may not grow: attend all where all is there */
+};
+
+/* Per entry of TOPK, 40 bytes on the wire. */
 struct msg_topk_entry {
     uint64_t sequence;
     uint32_t index;
     uint32_t base_step; /* step of the set that the differences refer to; the step itself: full sets */
     uint32_t limit;     /* named positions are in [sinks, limit); limit = position - window, at least sinks */
     uint32_t position;  /* of the token that the selection was made from */
-    float mass;         /* mean share of the head's weight on what will be attended */
+    float mass;         /* mean share of the head's weight on what the lists name, calibrated */
+    float mass_base;    /* the same at the base budget */
+    uint32_t flags;     /* enum topk_entry_flags */
     uint32_t pad;
 };
 
@@ -222,6 +236,8 @@ struct msg_generate { /* id = the client's request id */
     uint32_t max_tokens;
     uint32_t selection; /* enum selection_mode */
     uint32_t budget, sinks, window;
+    uint32_t budget_max;          /* up to which a list may grow for min_mass; 0: the budget */
+    float min_mass, budget_top_p; /* as OPEN's min_mass and top_p */
     uint64_t salt;
     struct msg_sampling sampling;
     struct msg_u32s stop_ids; /* beside the model's own, <= LIMIT_STOP_IDS */
@@ -276,7 +292,7 @@ struct msg {
 };
 
 _Static_assert(sizeof(struct msg_step_entry) == 24, "wire");
-_Static_assert(sizeof(struct msg_topk_entry) == 32, "wire");
+_Static_assert(sizeof(struct msg_topk_entry) == 40, "wire");
 
 /* Encodes into a fresh buffer of *ret_bytes bytes (free with msg_buffer_free). Fields must be in range:
  * CHECKed. */
