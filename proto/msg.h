@@ -19,6 +19,7 @@
 #include "base/err.h"
 #include "base/hash.h"
 #include "proto/arena.h"
+#include "proto/counters.h"
 #include "proto/layout.h"
 #include "proto/limits.h"
 
@@ -115,27 +116,6 @@ struct msg_grant {
 
 struct msg_close {
     uint64_t sequence;
-};
-
-/* All counts over the life of the sequence; rows and bytes over all heads and offloaded layers. "Selection"
- * means sinks and window left out. */
-struct kv_counters {
-    uint64_t steps;    /* sparse steps */
-    uint64_t attended; /* positions attended, summed over steps and lists */
-    uint64_t lists;    /* lists summed over */
-    uint64_t selected; /* selected positions, summed over steps and lists that have a predecessor */
-    uint64_t kept;     /* of those, how many the set before had */
-    uint64_t rows_loaded, bytes_loaded;         /* gathered from the host for selections */
-    uint64_t bytes_if_reloaded;                 /* what gathering every selection whole would have moved */
-    uint64_t rows_filled, bytes_filled;         /* gathered for sinks, windows, pages, staging */
-    uint64_t bytes_written;                     /* written through to the host */
-    uint32_t layers_resident, layers_offloaded; /* at the end */
-    uint32_t layers_offloaded_max;
-    double mass_sum;      /* of mass_count selections, as TOPK told */
-    double mass_base_sum; /* ... had each list had its base budget */
-    uint64_t mass_count;
-    uint64_t grown;     /* of these selections: with a list longer than its base budget */
-    uint64_t fallbacks; /* ... whose mass was short: the layers on the device attended everything */
 };
 
 /* Adds up; layers at the end are those of `counters`, the most offloaded is the larger one. */

@@ -496,6 +496,11 @@ static int topk_with(const struct topk_case *c)
     return r;
 }
 
+static void topk_refused(const struct topk_case *c)
+{
+    assert_int_equal(topk_with(c), -EPROTO);
+}
+
 static void selections_must_add_up(void **state)
 {
     (void)state;
@@ -508,43 +513,26 @@ static void selections_must_add_up(void **state)
         .positions = 8};
     struct topk_case c = good;
     assert_int_equal(topk_with(&c), 0);
-    c.positions = 7;
-    assert_int_equal(topk_with(&c), -EPROTO);
-    c.positions = 9;
-    assert_int_equal(topk_with(&c), -EPROTO);
-    c = good, c.odd = 1;
-    assert_int_equal(topk_with(&c), -EPROTO);
-    c = good, c.heads = 3;
-    assert_int_equal(topk_with(&c), -EPROTO);
-    c = good, c.groups = LIMIT_GROUPS + 1;
-    assert_int_equal(topk_with(&c), -EPROTO);
-    c = good, c.heads = LIMIT_SELECTION_HEADS + 1;
-    assert_int_equal(topk_with(&c), -EPROTO);
-    c = good, c.count = 3;
-    assert_int_equal(topk_with(&c), -EPROTO);
+    c.positions = 7, topk_refused(&c);
+    c.positions = 9, topk_refused(&c);
+    c = good, c.odd = 1, topk_refused(&c);
+    c = good, c.heads = 3, topk_refused(&c);
+    c = good, c.groups = LIMIT_GROUPS + 1, topk_refused(&c);
+    c = good, c.heads = LIMIT_SELECTION_HEADS + 1, topk_refused(&c);
+    c = good, c.count = 3, topk_refused(&c);
     c = good, c.counts[0] = 8; /* the sum must not wrap: it is 2^32 + 8 */
-    c.counts[1] = UINT32_MAX - 3;
-    assert_int_equal(topk_with(&c), -EPROTO);
-    c = good, c.entry.mass = NAN;
-    assert_int_equal(topk_with(&c), -EPROTO);
-    c.entry.mass = INFINITY;
-    assert_int_equal(topk_with(&c), -EPROTO);
-    c.entry.mass = -0.5f;
-    assert_int_equal(topk_with(&c), -EPROTO);
-    c = good, c.entry.sequence = 0;
-    assert_int_equal(topk_with(&c), -EPROTO);
-    c = good, c.entry.position = LIMIT_CONTEXT;
-    assert_int_equal(topk_with(&c), -EPROTO);
-    c = good, c.entry.pad = 1;
-    assert_int_equal(topk_with(&c), -EPROTO);
-    c = good, c.entry.mass_base = NAN;
-    assert_int_equal(topk_with(&c), -EPROTO);
+    c.counts[1] = UINT32_MAX - 3, topk_refused(&c);
+    c = good, c.entry.mass = NAN, topk_refused(&c);
+    c.entry.mass = INFINITY, topk_refused(&c);
+    c.entry.mass = -0.5f, topk_refused(&c);
+    c = good, c.entry.sequence = 0, topk_refused(&c);
+    c = good, c.entry.position = LIMIT_CONTEXT, topk_refused(&c);
+    c = good, c.entry.pad = 1, topk_refused(&c);
+    c = good, c.entry.mass_base = NAN, topk_refused(&c);
     c = good, c.entry.flags = 3;
     assert_int_equal(topk_with(&c), 0);
-    c.entry.flags = 4;
-    assert_int_equal(topk_with(&c), -EPROTO);
-    c = good, c.entry.base_step = 1; /* the step itself: a full set removes nothing */
-    assert_int_equal(topk_with(&c), -EPROTO);
+    c.entry.flags = 4, topk_refused(&c);
+    c = good, c.entry.base_step = 1, topk_refused(&c); /* the step itself: a full set removes nothing */
 }
 
 static int open_with(uint64_t sequence, uint32_t capacity, uint32_t tokens, uint32_t budget_base)
