@@ -28,8 +28,8 @@ struct fake_piece {
     uint32_t sequence, position, place, check;
 };
 
-struct fake_set { /* what the retriever sent last */
-    uint32_t step, position, limit;
+struct fake_set {                          /* what the retriever sent last */
+    uint32_t step, position, limit, flags; /* enum topk_entry_flags */
     uint32_t count[FAKE_LISTS];
     uint32_t at[FAKE_LISTS][FAKE_CONTEXT];
 };
@@ -37,7 +37,9 @@ struct fake_set { /* what the retriever sent last */
 struct fake_sequence {
     uint64_t id;
     uint32_t index, next, prompt, capacity, budget, sinks, window;
-    bool has; /* the retriever sent a set */
+    bool has;      /* the retriever sent a set */
+    uint32_t base; /* usual budget, past which lists grow in some steps, with marks; 0: the budget */
+    uint32_t grown, fallbacks; /* sets sent with the marks */
     struct fake_set set, before;
     uint32_t tokens[FAKE_CONTEXT];
 };
