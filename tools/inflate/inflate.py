@@ -65,30 +65,31 @@ def options():
 
 
 class Shards:
-    """The files of the folder: shard 0 holds what is outside of the layers."""
+    """The files of the folder: embedding and last norm, output matrix unless tied, and one for each layer."""
 
     def __init__(self, inflation, o):
         self.inflation, self.folder, self.tied = inflation, o.output, bool(o.shape.tied)
-        self.count = o.shape.layers + 1
+        self.makers = [self.embedding] if self.tied else [self.embedding, self.output]
+        self.makers += [lambda i=i: self.layer(i) for i in range(o.shape.layers)]
         self.matrix = "BF16" if o.dtype == "bfloat16" else "F32"
         self.map = {}
 
     def name(self, number):
-        return f"model-{number + 1:05d}-of-{self.count:05d}.safetensors"
+        return f"model-{number + 1:05d}-of-{len(self.makers):05d}.safetensors"
 
-    def outer(self):
+    def embedding(self):
         t = self.inflation.t
         shapes = {"model.embed_tokens.weight": (t.vocab, t.hidden), "model.norm.weight": (t.hidden,)}
-        if not self.tied:
-            shapes["lm_head.weight"] = (t.vocab, t.hidden)
 
         def blocks():
             yield from (("model.embed_tokens.weight", rows) for rows in self.inflation.embedding())
             yield "model.norm.weight", self.inflation.output_norm(self.tied)
-            if not self.tied:
-                yield from (("lm_head.weight", rows) for rows in self.inflation.output())
 
         return shapes, blocks()
+
+    def output(self):
+        t = self.inflation.t
+        return {"lm_head.weight": (t.vocab, t.hidden)}, (("lm_head.weight", w) for w in self.inflation.output())
 
     def layer(self, number):
         name = lambda part: f"model.layers.{number}.{part}.weight"
@@ -96,13 +97,13 @@ class Shards:
         return shapes, ((name(part), w) for part, w in self.inflation.layer(number))
 
     def write(self, number):
-        shapes, blocks = self.outer() if number == 0 else self.layer(number - 1)
+        shapes, blocks = self.makers[number]()
         self.map |= {name: self.name(number) for name in shapes}
         return files.write(os.path.join(self.folder, self.name(number)), shapes, blocks, lambda name: self.matrix)
 
     def run(self, threads):
         with ThreadPoolExecutor(threads) as pool:
-            total = sum(pool.map(self.write, range(self.count)))
+            total = sum(pool.map(self.write, range(len(self.makers))))
         tokenizer.write_json(self.folder, "model.safetensors.index.json",
                              {"metadata": {"total_size": total}, "weight_map": dict(sorted(self.map.items()))})
         return total
