@@ -160,6 +160,9 @@ static void print_head(const struct head *head)
     printf("rope             %s\n", rope);
     printf("trained context  %" PRIu32 "\n", c->trained_context);
     printf("pool             %s\n", head_pool_name(c->pool));
+    char calibration[CALIBRATION_TEXT_BYTES];
+    calibration_text(&c->calibration, calibration);
+    printf("calibration      %s\n", *calibration ? calibration : "-");
     printf("source           %s\n", *c->source ? c->source : "-");
     printf("groups           %" PRIu32 "\n", c->groups);
     for (uint32_t g = 0; g < c->groups; g++) {

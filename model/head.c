@@ -245,6 +245,9 @@ static int check_relations(const char *path, const struct head_config *c, struct
     if (c->rope.scaling == MODEL_ROPE_SCALING_NONE && c->rope.factor != 1)
         return refuse(path, err, -EBADMSG, "rope_factor: found %g, expected 1 without scaling",
                       (double)c->rope.factor);
+    int rc = calibration_check(&c->calibration, err);
+    if (rc < 0)
+        return err_prefix(err, rc, "%.200s: calibration", path);
     const uint32_t *first = c->group_first_layer;
     for (uint32_t g = 0; g <= c->groups; g++) {
         int end = g == c->groups;
@@ -274,6 +277,9 @@ static int read_config(struct head *h, struct err *err)
     c->pool = (enum head_pool)pool;
     const char *source = safetensors_metadata(h->file, "source");
     snprintf(c->source, sizeof c->source, "%s", source ? source : "");
+    const char *calibration = safetensors_metadata(h->file, "calibration");
+    if (calibration && (rc = calibration_parse(calibration, &c->calibration, err)) < 0)
+        return err_prefix(err, rc, "%.200s: calibration", h->path);
     return check_relations(h->path, c, err);
 }
 
@@ -476,6 +482,8 @@ static struct hash128 make_fingerprint(const struct head *h)
             hash = hash_chain(hash, tensors[i]->data, tensors[i]->bytes);
         }
     }
+    if (c->calibration.count) /* it decides how long lists are where that goes by mass */
+        hash = hash_chain(hash, &c->calibration, sizeof c->calibration);
     return r->freq_factors ? hash_chain(hash, r->freq_factors, h->freqs.bytes) : hash;
 }
 
@@ -540,44 +548,11 @@ struct hash128 head_fingerprint(const struct head *head)
     return head->fingerprint;
 }
 
-int head_rope(const struct head *head, uint32_t context, struct model_rope *ret_rope, struct err *err)
-{
-    const struct head_config *c = &head->config;
-    *ret_rope = c->rope;
-    if (context <= c->trained_context)
-        return 0;
-    if (c->rope.scaling == MODEL_ROPE_SCALING_LINEAR)
-        return refuse(head->path, err, -ENOTSUP,
-                      "trained_context: found %" PRIu32 " with linear scaling, expected at least the %" PRIu32
-                      " positions asked for",
-                      c->trained_context, context);
-    uint32_t stretch = (uint32_t)(((uint64_t)context + c->trained_context - 1) / c->trained_context);
-    if (c->rope.scaling == MODEL_ROPE_SCALING_NONE)
-        ret_rope->original_context = c->trained_context;
-    ret_rope->scaling = MODEL_ROPE_SCALING_YARN;
-    ret_rope->factor = c->rope.factor * (float)stretch;
-    return 0;
-}
-
-void head_rope_text(const struct model_rope *rope, char *ret_text, size_t bytes)
-{
-    char scaling[120];
-    if (rope->scaling == MODEL_ROPE_SCALING_YARN)
-        snprintf(scaling, sizeof scaling, "yarn, factor %g over %" PRIu32 " positions, beta %g to %g",
-                 (double)rope->factor, rope->original_context, (double)rope->beta_fast,
-                 (double)rope->beta_slow);
-    else if (rope->scaling == MODEL_ROPE_SCALING_LINEAR)
-        snprintf(scaling, sizeof scaling, "linear, factor %g", (double)rope->factor);
-    else
-        snprintf(scaling, sizeof scaling, "none");
-    snprintf(ret_text, bytes, "%s, base %g, %" PRIu32 " dimensions, %s pairs%s", scaling, (double)rope->base,
-             rope->dims, pairs_names[rope->halves], rope->freq_factors ? ", frequency factors" : "");
-}
-
 /* Metadata while it is put together: values of numbers rest in `texts`. */
 struct metadata {
-    struct safetensors_pair pairs[COUNT(fixed) + COUNT(numbers) + COUNT(reals) + 7];
+    struct safetensors_pair pairs[COUNT(fixed) + COUNT(numbers) + COUNT(reals) + 8];
     char texts[COUNT(numbers) + COUNT(reals) + 3][VALUE_BYTES];
+    char calibration[CALIBRATION_TEXT_BYTES];
     unsigned pair_count, text_count;
 };
 
@@ -617,6 +592,10 @@ static void put_config(struct metadata *m, struct head_config *c)
     put_text(m, "pool", pool_names[c->pool]);
     if (*c->source)
         put_text(m, "source", c->source);
+    if (c->calibration.count) {
+        calibration_text(&c->calibration, m->calibration);
+        put_text(m, "calibration", m->calibration);
+    }
 }
 
 /* Tensors while they are put together. */

@@ -6,7 +6,8 @@
  * q_heads, kv_heads, head_dim, layers, groups, group_first_layer ("0,30": groups + 1 numbers), rms_eps,
  * rope_base, rope_dims, rope_pairs adjacent|halves, rope_scaling none|linear|yarn, rope_factor,
  * rope_original_context, trained_context, features "none", pool max|mean; optional: rope_beta_fast,
- * rope_beta_slow, rope_attn_factor, source (free text). Other keys are ignored.
+ * rope_beta_slow, rope_attn_factor, calibration (see calibration.h), source (free text). Other keys are
+ * ignored.
  * Tensors: norm.weight F32 [hidden]; groups.G.q.weight [q_heads * head_dim][hidden], groups.G.k.weight
  * [kv_heads * head_dim][hidden] in F32, F16 or BF16; optional: groups.G.norm.weight F32 [hidden] in place of
  * norm.weight, rope_freqs.weight F32 [rope_dims / 2] (divisors of the frequencies). Others are refused.
@@ -19,6 +20,7 @@
 
 #include "base/err.h"
 #include "base/hash.h"
+#include "model/calibration.h"
 #include "model/model.h"
 
 #define HEAD_GROUPS_MAX   16u
@@ -37,6 +39,7 @@ struct head_config {
     struct model_rope rope;         /* as trained; freq_factors point into the file */
     uint32_t trained_context;       /* positions that training saw, with `rope` in force */
     enum head_pool pool;            /* the one recommended */
+    struct calibration calibration; /* of the mass that the head gives its selections; may be none */
     char source[HEAD_SOURCE_BYTES]; /* what made the head; may be empty */
 };
 

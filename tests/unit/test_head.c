@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
@@ -218,6 +219,7 @@ static void what_is_written_is_read(void **state)
     set_pair(&p, "rope_factor", "4.5");
     set_pair(&p, "rope_original_context", "455");
     set_pair(&p, "rope_beta_fast", "31.25");
+    set_pair(&p, "calibration", "0:0,0.30000001:1e-05,0.97:0.88,1:1");
     p.tensors[p.tensor_count++] =
         (struct safetensors_entry){"rope_freqs.weight", SAFETENSORS_F32, 1, {4}, freqs};
     write_parts(f, &p);
@@ -233,6 +235,8 @@ static void what_is_written_is_read(void **state)
     assert_true(head_config(again)->rope.factor == 4.5f);
     assert_memory_equal(head_config(again)->rope.freq_factors, freqs, sizeof freqs);
     assert_string_equal(head_config(again)->source, "a test");
+    assert_memory_equal(&head_config(again)->calibration, &head_config(head)->calibration,
+                        sizeof(struct calibration));
     struct head_config bad = *head_config(head);
     bad.q_heads = 3;
     assert_int_equal(head_write(path, &bad, head_groups(head), &err), -EBADMSG);
@@ -241,6 +245,10 @@ static void what_is_written_is_read(void **state)
     bad.head_dim = 16;
     assert_int_equal(head_write(path, &bad, head_groups(head), &err), -EBADMSG);
     assert_non_null(strstr(err.text, "groups.0.q.weight"));
+    bad = *head_config(head);
+    bad.calibration.own[1] = 2;
+    assert_int_equal(head_write(path, &bad, head_groups(head), &err), -EBADMSG);
+    assert_non_null(strstr(err.text, "calibration"));
     head_free(&again);
     head_free(&head);
     unlink(path);
@@ -249,8 +257,8 @@ static void what_is_written_is_read(void **state)
 static void the_fingerprint_follows_what_is_used(void **state)
 {
     struct fixture *f = *state;
-    struct hash128 hashes[5];
-    for (int i = 0; i < 5; i++) {
+    struct hash128 hashes[6];
+    for (int i = 0; i < 6; i++) {
         struct parts p;
         struct head *head = NULL;
         struct err err = {0};
@@ -266,13 +274,15 @@ static void the_fingerprint_follows_what_is_used(void **state)
             tensor(&p, "norm.weight")->data = changed;
         if (i == 4)
             set_pair(&p, "group_first_layer", "0,3,6");
+        if (i == 5)
+            set_pair(&p, "calibration", "0:0,1:1");
         write_parts(f, &p);
         assert_int_equal(head_open(f->head_path, f->model, &head, &err), 0);
         hashes[i] = head_fingerprint(head);
         head_free(&head);
     }
     assert_true(hash_equal(hashes[0], hashes[1]));
-    for (int i = 2; i < 5; i++)
+    for (int i = 2; i < 6; i++)
         assert_false(hash_equal(hashes[0], hashes[i]));
 }
 
@@ -328,6 +338,20 @@ static void bad_metadata_is_named(void **state)
         {"trained_context", "0", -EBADMSG, "trained_context"},
         {"trained_context", NULL, -EBADMSG, "no such metadata"},
         {"pool", "min", -ENOTSUP, "expected max or mean"},
+        {"calibration", "", -EBADMSG, "calibration: found \"\", expected pairs"},
+        {"calibration", "0:0,1", -EBADMSG, "own:measured"},
+        {"calibration", "0:0,1:1,", -EBADMSG, "own:measured"},
+        {"calibration", "0:0,1:1;", -EBADMSG, "own:measured"},
+        {"calibration", "0:0, 1:1", -EBADMSG, "own:measured"},
+        {"calibration", "0:0,0x1:1", -EBADMSG, "own:measured"},
+        {"calibration", "0:0,nan:0.5,1:1", -EBADMSG, "own:measured"},
+        {"calibration", "0:0,-0.5:0,1:1", -EBADMSG, "own:measured"},
+        {"calibration", "0:0,0.5:1.5,1:1", -EBADMSG, "found 0.5:1.5, expected shares"},
+        {"calibration", "1:1", -EBADMSG, "found 1 pairs"},
+        {"calibration", "0:0,0.5:0.5,0.5:0.6,1:1", -EBADMSG, "found 0.5:0.6 behind 0.5:0.5"},
+        {"calibration", "0:0,0.5:0.5,0.6:0.4,1:1", -EBADMSG, "ascend"},
+        {"calibration", "0.1:0,1:1", -EBADMSG, "first own of 0"},
+        {"calibration", "0:0,1:0.9", -EBADMSG, "last pair 1:1"},
     };
     struct fixture *f = *state;
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -337,6 +361,36 @@ static void bad_metadata_is_named(void **state)
         write_parts(f, &p);
         must_refuse(f, f->model, cases[i].code, cases[i].expected, "");
     }
+}
+
+static void mass_is_mapped_between_pairs(void **state)
+{
+    (void)state;
+    static const double cases[][2] = {{-1, 0.125},    {0, 0.125},    {0.25, 0.1875},
+                                      {0.5, 0.25},    {0.625, 0.25}, {0.75, 0.25},
+                                      {0.875, 0.625}, {1, 1},        {1.0001, 1}};
+    struct calibration c, none = {0};
+    struct err err = {0};
+    if (calibration_parse("0:0.125,0.5:0.25,.75:2.5e-1,1:1", &c, &err) < 0)
+        fail_msg("%s", err.text);
+    assert_int_equal(c.count, 4);
+    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_true(calibration_at(&c, cases[i][0]) == cases[i][1]);
+        assert_true(calibration_at(&none, cases[i][0]) == cases[i][0]);
+    }
+    assert_true(isnan(calibration_at(&c, (double)NAN)));
+    char text[2 * CALIBRATION_TEXT_BYTES]; /* the most pairs, and one more */
+    int at = 0;
+    for (uint32_t i = 0; i < CALIBRATION_POINTS_MAX - 1; i++)
+        at += snprintf(text + at, sizeof text - (size_t)at, "%.9g:%.9g,", 1.2345678e-5 * i, 1.2345678e-6 * i);
+    snprintf(text + at, sizeof text - (size_t)at, "1:1");
+    assert_int_equal(calibration_parse(text, &c, &err), 0);
+    assert_int_equal(c.count, CALIBRATION_POINTS_MAX);
+    calibration_text(&c, text);
+    assert_int_equal(calibration_parse(text, &none, &err), 0);
+    assert_memory_equal(&c, &none, sizeof c);
+    snprintf(text + strlen(text), sizeof text - strlen(text), ",1:1");
+    assert_int_equal(calibration_parse(text, &c, &err), -EBADMSG);
 }
 
 static void every_field_is_needed(void **state)
@@ -570,6 +624,7 @@ int main(void)
         cmocka_unit_test(what_is_written_is_read),
         cmocka_unit_test(the_fingerprint_follows_what_is_used),
         cmocka_unit_test(bad_metadata_is_named),
+        cmocka_unit_test(mass_is_mapped_between_pairs),
         cmocka_unit_test(every_field_is_needed),
         cmocka_unit_test(a_head_of_another_model_is_named),
         cmocka_unit_test(bad_tensors_are_named),
