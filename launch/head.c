@@ -101,7 +101,7 @@ static int write_head(const struct bootstrap *b, const struct model *model, stru
             rc = narrow(c, &from->wk, name, &groups[g].k, err);
     }
     if (rc == 0)
-        rc = head_write(b->out_path, &h, groups, err);
+        rc = head_write(b->out_path, &h, NULL, groups, err);
     for (uint32_t g = 0; g < b->groups; g++) {
         void *q = (void *)(uintptr_t)groups[g].q.data, *k = (void *)(uintptr_t)groups[g].k.data;
         mem_free(&q);
