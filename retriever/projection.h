@@ -16,8 +16,8 @@
 struct projection;
 
 /* For sequences of up to `context` positions; at most `queries_max` queries a call of projection_run.
- * `compute`, `model` and `head` are borrowed. Errors as head_rope, and -EINVAL for a rotation that makes no
- * sense. */
+ * `compute`, `model` and `head` are borrowed. Errors as head_rope, -EINVAL for a rotation that makes no
+ * sense, and -ENOTSUP for a head that needs features of the model. */
 int projection_create(const struct model *model, const struct head *head, uint32_t context,
                       uint32_t queries_max, struct compute *compute, struct projection **ret_projection,
                       struct err *err);

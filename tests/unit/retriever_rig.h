@@ -112,9 +112,11 @@ static inline struct rig *rig_make(const struct rig_options *o)
         c.group_first_layer[g + 1] = g + 1 == o->groups ? RIG_LAYERS : g + 1;
         groups[g] = (struct head_group){{DTYPE_F32, 1, RIG_HIDDEN, r->norm[g], 0},
                                         {DTYPE_F32, RIG_Q_ROWS, RIG_HIDDEN, r->q[g], 0},
-                                        {DTYPE_F32, RIG_KV_ROWS, RIG_HIDDEN, r->k[g], 0}};
+                                        {DTYPE_F32, RIG_KV_ROWS, RIG_HIDDEN, r->k[g], 0},
+                                        {0},
+                                        {0}};
     }
-    if (head_write(r->head_path, &c, groups, &err) < 0 ||
+    if (head_write(r->head_path, &c, NULL, groups, &err) < 0 ||
         head_open(r->head_path, r->model, &r->head, &err) < 0)
         fail_msg("%s", err.text);
     return r;
