@@ -15,6 +15,7 @@
 struct selector;
 
 struct selector_options {
+    const char *device; /* "cpu" (or NULL), or a GPU: see struct gpu_api. Then one thread works with it. */
     const struct model *model; /* borrowed, as is the head: made for this model */
     const struct head *head;
     enum head_pool pool;
@@ -22,6 +23,7 @@ struct selector_options {
     uint32_t sequences; /* open at a time, 1 .. LIMIT_SEQUENCES */
     int threads;
     enum compute_isa isa;
+    uint64_t work_bytes; /* on a GPU: scores and weights that are made at a time; 0: CARD_WORK_BYTES */
 };
 
 int selector_create(const struct selector_options *options, struct selector **ret_selector, struct err *err);
@@ -29,7 +31,11 @@ void selector_free(struct selector **selector);
 
 const struct model_rope *selector_rope(const struct selector *selector); /* in force, see head_rope */
 
-const char *selector_backend(const struct selector *selector); /* see compute_name */
+/* See compute_name; a GPU's name. */
+const char *selector_backend(const struct selector *selector);
+
+struct card;
+const struct card *selector_card(const struct selector *selector); /* NULL: on the CPU */
 
 /* Names everything that decides what is selected: the head, how it pools, its rotation in force. Equal to the
  * head's own fingerprint when it is used as recommended and as trained. */
