@@ -12,7 +12,6 @@
 #include "base/alloc.h"
 #include "base/check.h"
 #include "base/clock.h"
-#include "retriever/card.h"
 #include "retriever/projection.h"
 #include "retriever/keys.h"
 #include "retriever/positions.h"
@@ -581,4 +580,6 @@ void selector_result_free(struct selector_result *result)
 void selector_stats(const struct selector *s, struct selector_stats *ret_stats)
 {
     *ret_stats = s->stats;
+    if (s->card)
+        ret_stats->gpu = card_bytes(s->card);
 }

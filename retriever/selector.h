@@ -11,6 +11,7 @@
 #include "model/head.h"
 #include "model/model.h"
 #include "proto/msg.h"
+#include "retriever/card.h"
 
 struct selector;
 
@@ -34,7 +35,6 @@ const struct model_rope *selector_rope(const struct selector *selector); /* in f
 /* See compute_name; a GPU's name. */
 const char *selector_backend(const struct selector *selector);
 
-struct card;
 const struct card *selector_card(const struct selector *selector); /* NULL: on the CPU */
 
 /* Names everything that decides what is selected: the head, how it pools, its rotation in force. Equal to the
@@ -95,7 +95,8 @@ struct selector_stats {
     uint64_t positions_sent;
     struct selector_times {
         int64_t append_ns, score_ns, topk_ns, encode_ns;
-    } sum, last; /* over all steps; of the last one */
+    } sum, last;           /* over all steps; of the last one */
+    struct card_bytes gpu; /* on a GPU */
 };
 
 void selector_stats(const struct selector *selector, struct selector_stats *ret_stats);
