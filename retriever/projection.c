@@ -14,9 +14,8 @@ struct projection {
     const struct head_config *config;
     struct compute *compute;
     struct matrix table;
-    struct model_rope model_rope;
+    struct projection_rotation rotation;
     struct rope rope;
-    float inv_freq[MODEL_HEAD_DIM_MAX / 2];
     uint32_t queries_max, query_count;
     uint32_t ids[PROJECTION_TILE_TOKENS], positions[PROJECTION_TILE_TOKENS];
     float *x, *normed, *k;         /* [tile][hidden], same, [tile][kv_heads][head_dim] */
@@ -30,7 +29,7 @@ static struct matrix matrix_of(const struct model_tensor *t)
     return (struct matrix){t->type, t->rows, t->cols, t->data};
 }
 
-static int check_features(const struct head *head, struct err *err)
+int projection_check_features(const struct head *head, struct err *err)
 {
     enum head_features found = head_config(head)->features;
     if (found == HEAD_FEATURES_NONE)
@@ -42,19 +41,26 @@ static int check_features(const struct head *head, struct err *err)
         head_path(head), head_features_name(found));
 }
 
+int projection_rotation(const struct head *head, uint32_t context, struct projection_rotation *ret,
+                        struct err *err)
+{
+    *ret = (struct projection_rotation){.scale = 1};
+    int rc = head_rope(head, context, &ret->rope, err);
+    if (rc == 0 && model_rope_frequencies(&ret->rope, ret->inv_freq, &ret->scale) < 0)
+        rc = err_set(err, -EINVAL, "%s: rope: found values that give no frequencies at %u positions",
+                     head_path(head), context);
+    return rc;
+}
+
 int projection_create(const struct model *model, const struct head *head, uint32_t context,
                       uint32_t queries_max, struct compute *compute, struct projection **ret_projection,
                       struct err *err)
 {
     const struct head_config *c = head_config(head);
     struct projection *f = mem_alloc(1, sizeof *f);
-    float scale = 1;
-    int rc = check_features(head, err);
+    int rc = projection_check_features(head, err);
     if (rc == 0)
-        rc = head_rope(head, context, &f->model_rope, err);
-    if (rc == 0 && model_rope_frequencies(&f->model_rope, f->inv_freq, &scale) < 0)
-        rc = err_set(err, -EINVAL, "%s: rope: found values that give no frequencies at %u positions",
-                     head_path(head), context);
+        rc = projection_rotation(head, context, &f->rotation, err);
     if (rc < 0) {
         projection_free(&f);
         return rc;
@@ -64,8 +70,8 @@ int projection_create(const struct model *model, const struct head *head, uint32
     f->compute = compute;
     f->table = matrix_of(c->embedding == HEAD_EMBEDDING_OWN ? &head_shared(head)->embedding
                                                             : model_token_embedding(model));
-    f->rope = (struct rope){f->model_rope.halves ? ROPE_PAIRS_HALVES : ROPE_PAIRS_ADJACENT,
-                            (int)f->model_rope.dims, f->inv_freq, scale};
+    f->rope = (struct rope){f->rotation.rope.halves ? ROPE_PAIRS_HALVES : ROPE_PAIRS_ADJACENT,
+                            (int)f->rotation.rope.dims, f->rotation.inv_freq, f->rotation.scale};
     f->queries_max = queries_max;
     f->x = mem_alloc_aligned((size_t)PROJECTION_TILE_TOKENS * c->hidden, sizeof *f->x);
     f->normed = mem_alloc_aligned((size_t)PROJECTION_TILE_TOKENS * c->hidden, sizeof *f->normed);
@@ -95,7 +101,7 @@ void projection_free(struct projection **projection)
 
 const struct model_rope *projection_rope(const struct projection *f)
 {
-    return &f->model_rope;
+    return &f->rotation.rope;
 }
 
 const float *projection_query(const struct projection *f, uint32_t group, uint32_t number)

@@ -21,11 +21,15 @@
 #include "retriever/selector.h"
 #include "tests/unit/tiny_model.h"
 
+#ifndef RIG_DIM
+#define RIG_DIM 16 /* another one: before this header */
+#endif
+
 enum {
     RIG_HIDDEN = 32,
     RIG_Q_HEADS = 4,
     RIG_KV_HEADS = 2,
-    RIG_HEAD_DIM = 16,
+    RIG_HEAD_DIM = RIG_DIM,
     RIG_VOCAB = 64,
     RIG_LAYERS = 4
 };
@@ -138,11 +142,15 @@ struct rig_selector {
     uint32_t context;
     int threads;
     enum compute_isa isa;
+    const char *device;
+    uint64_t work_bytes;
 };
 
 static inline struct selector *rig_selector(const struct rig *r, struct rig_selector o)
 {
-    struct selector_options options = {.model = r->model,
+    struct selector_options options = {.device = o.device,
+                                       .work_bytes = o.work_bytes,
+                                       .model = r->model,
                                        .head = r->head,
                                        .pool = o.pool,
                                        .context = o.context,

@@ -247,7 +247,7 @@ static void what_is_written_is_read(void **state)
     assert_non_null(strstr(err.text, "groups.0.q.weight"));
     bad = *head_config(head);
     bad.calibration.own[1] = 2;
-    assert_int_equal(head_write(path, &bad, head_groups(head), &err), -EBADMSG);
+    assert_int_equal(head_write(path, &bad, NULL, head_groups(head), &err), -EBADMSG);
     assert_non_null(strstr(err.text, "calibration"));
     head_free(&again);
     head_free(&head);
@@ -441,36 +441,6 @@ static void bad_metadata_is_named(void **state)
         write_parts(f, &p);
         must_refuse(f, f->model, cases[i].code, cases[i].expected, "");
     }
-}
-
-static void mass_is_mapped_between_pairs(void **state)
-{
-    (void)state;
-    static const double cases[][2] = {{-1, 0.125},    {0, 0.125},    {0.25, 0.1875},
-                                      {0.5, 0.25},    {0.625, 0.25}, {0.75, 0.25},
-                                      {0.875, 0.625}, {1, 1},        {1.0001, 1}};
-    struct calibration c, none = {0};
-    struct err err = {0};
-    if (calibration_parse("0:0.125,0.5:0.25,.75:2.5e-1,1:1", &c, &err) < 0)
-        fail_msg("%s", err.text);
-    assert_int_equal(c.count, 4);
-    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
-        assert_true(calibration_at(&c, cases[i][0]) == cases[i][1]);
-        assert_true(calibration_at(&none, cases[i][0]) == cases[i][0]);
-    }
-    assert_true(isnan(calibration_at(&c, (double)NAN)));
-    char text[2 * CALIBRATION_TEXT_BYTES]; /* the most pairs, and one more */
-    int at = 0;
-    for (uint32_t i = 0; i < CALIBRATION_POINTS_MAX - 1; i++)
-        at += snprintf(text + at, sizeof text - (size_t)at, "%.9g:%.9g,", 1.2345678e-5 * i, 1.2345678e-6 * i);
-    snprintf(text + at, sizeof text - (size_t)at, "1:1");
-    assert_int_equal(calibration_parse(text, &c, &err), 0);
-    assert_int_equal(c.count, CALIBRATION_POINTS_MAX);
-    calibration_text(&c, text);
-    assert_int_equal(calibration_parse(text, &none, &err), 0);
-    assert_memory_equal(&c, &none, sizeof c);
-    snprintf(text + strlen(text), sizeof text - strlen(text), ",1:1");
-    assert_int_equal(calibration_parse(text, &c, &err), -EBADMSG);
 }
 
 static void every_field_is_needed(void **state)
@@ -705,7 +675,6 @@ int main(void)
         cmocka_unit_test(features_and_an_own_embedding_are_kept),
         cmocka_unit_test(the_fingerprint_follows_what_is_used),
         cmocka_unit_test(bad_metadata_is_named),
-        cmocka_unit_test(mass_is_mapped_between_pairs),
         cmocka_unit_test(every_field_is_needed),
         cmocka_unit_test(a_head_of_another_model_is_named),
         cmocka_unit_test(bad_tensors_are_named),
