@@ -43,6 +43,7 @@ static const struct {
     {"decoder", "base proto link model compute"},
     {"gateway", "base proto link model"},
     {"launch", "base proto link model compute"},
+    {"eval", "base proto link model compute kvstore retriever decoder launch"},
     {"bench", "*"},
     {"tools", "*"},
     {"tests", "*"},
