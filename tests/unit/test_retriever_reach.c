@@ -207,7 +207,6 @@ static void sets_grow_and_shrink_by_their_mass(void **state)
         store_take(&store, &result, 0); /* differences between lists of any lengths */
         check_set(r, &open, tokens, n, &store, &result.entries[0]);
         grown += result.entries[0].flags & TOPK_ENTRY_GROWN;
-        print_message("# %g %g\n", (double)result.entries[0].mass, (double)result.entries[0].mass_base);
         for (uint32_t l = 0; l < 2 * RIG_KV_HEADS; l++) {
             uneven += store.count[l] != store.count[0];
             cut += store.count[l] < 120 - 4 - 16 - 1;
@@ -255,6 +254,43 @@ static void a_mass_of_one_takes_everything(void **state)
     rig_free(&r);
 }
 
+/* What is reported, and what lists are held against, is the calibrated mass. */
+static void masses_are_calibrated(void **state)
+{
+    (void)state;
+    struct rig_options o = plain;
+    struct selector_result own = {0}, half = {0};
+    struct msg_open open = {.sequence = 1,
+                            .capacity = 512,
+                            .budget = 512,
+                            .budget_base = 60,
+                            .sinks = 4,
+                            .window = 16,
+                            .min_mass = 0.49f};
+    uint32_t tokens[300], sum[2] = {0};
+    rig_tokens(tokens, 300, RIG_VOCAB, 5);
+    for (int i = 0; i < 2; i++) {
+        o.calibration = i ? "0:0,0.9999:0.49995,1:1" : NULL;
+        struct rig *r = rig_make(&o);
+        struct selector *s = rig_selector(r, (struct rig_selector){.context = 512});
+        struct selector_result *result = i ? &half : &own;
+        open_with(s, &open);
+        rig_step(s, 1, 1, tokens, 0, 300, true, result);
+        for (uint32_t l = 0; l < 2 * RIG_KV_HEADS; l++)
+            sum[i] += result->counts[2 * l];
+        selector_free(&s);
+        rig_free(&r);
+    }
+    assert_true(fabsf(half.entries[0].mass_base - own.entries[0].mass_base / 2) < 1e-6f);
+    assert_int_equal(own.entries[0].flags, 0);
+    assert_int_equal(half.entries[0].flags, TOPK_ENTRY_GROWN);
+    assert_int_equal(sum[0], 2 * RIG_KV_HEADS * (60 - 21));
+    assert_true(sum[1] > sum[0]);
+    assert_true(half.entries[0].mass >= 0.49f - 1e-6f && half.entries[0].mass < 0.5f);
+    selector_result_free(&own);
+    selector_result_free(&half);
+}
+
 static void contradictions_are_refused(void **state)
 {
     (void)state;
@@ -281,6 +317,7 @@ int main(void)
         cmocka_unit_test(weights_that_are_no_numbers_make_no_list_longer),
         cmocka_unit_test(sets_grow_and_shrink_by_their_mass),
         cmocka_unit_test(a_mass_of_one_takes_everything),
+        cmocka_unit_test(masses_are_calibrated),
         cmocka_unit_test(contradictions_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
