@@ -36,7 +36,7 @@ def bf16_bits(x):
 def rounded(x, kind):
     """What the file will hold, as float64."""
     if kind == "F16":
-        return x.astype("<f2").astype(np.float64)
+        return x.astype("<f4").astype("<f2").astype(np.float64)
     if kind == "BF16":
         return (bf16_bits(x).astype("<u4") << 16).view("<f4").astype(np.float64)
     return x.astype("<f4").astype(np.float64)
@@ -45,7 +45,7 @@ def rounded(x, kind):
 def write_safetensors(path, tensors):
     header, data, at = {"__metadata__": {"format": "pt"}}, [], 0
     for name, (kind, x) in tensors.items():
-        raw = {"F16": lambda: x.astype("<f2"), "BF16": lambda: bf16_bits(x), "F32": lambda: x.astype("<f4"),
+        raw = {"F16": lambda: x.astype("<f4").astype("<f2"), "BF16": lambda: bf16_bits(x), "F32": lambda: x.astype("<f4"),
                "I64": lambda: x.astype("<i8"), "BOOL": lambda: x.astype("u1")}[kind]().tobytes()
         header[name] = {"dtype": kind, "shape": list(x.shape), "data_offsets": [at, at + len(raw)]}
         data.append(raw)
@@ -87,7 +87,10 @@ def sliced(tensors):
 def write_torch(path, tensors, how):
     kinds = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "I64": torch.int64,
              "BOOL": torch.bool}
-    state = {name: torch.from_numpy(np.ascontiguousarray(x)).to(kinds[kind]) for name, (kind, x) in tensors.items()}
+    state = {}
+    for name, (kind, x) in tensors.items():
+        x = np.ascontiguousarray(x, np.int64 if kind in ("I64", "BOOL") else np.float32)
+        state[name] = torch.from_numpy(x).to(kinds[kind])
     if how == "module":
         state = Module(state).saved()
     elif how == "parameters":
@@ -279,7 +282,7 @@ def make_case(out, name, rng, model_embedding):
 
 def hashed(seed, rows, cols, row_length, scale):
     """f16 weights: a hash of seed and place (row * row_length + column), uniform in [-scale, scale)."""
-    x = (np.arange(rows, dtype=np.uint32)[:, None] * np.uint32(row_length) + np.arange(cols, dtype=np.uint32)[None, :])
+    x = np.arange(rows, dtype=np.uint32)[:, None] * np.uint32(row_length) + np.arange(cols, dtype=np.uint32)[None, :]
     x = x + np.uint32(seed * 0x9e3779b9 % 2**32)
     for shift, factor in ((16, 0x7feb352d), (15, 0x846ca68b)):
         x ^= x >> np.uint32(shift)
