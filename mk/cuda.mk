@@ -53,10 +53,11 @@ $(CUDA_BUILD)/libhost.a: $(CUDA_HOST)
 	@ar rcs $@ $^
 
 CUDA_BASE := $(patsubst %,$(CUDA_BUILD)/%.o,base/alloc.c base/err.c base/check.c base/dtype.c)
-$(CUDA_LIBRARY): $(CUDA_KERNELS) $(CUDA_BASE)
+$(CUDA_LIBRARY): $(CUDA_KERNELS) $(CUDA_BASE) compute/cuda/exports.map
 	@mkdir -p $(@D)
 	@echo "  LD   $@"
-	@$(CC) -shared -o $@ $^ -Wl,--no-undefined -Wl,--exclude-libs,ALL -Wl,-rpath,'$$ORIGIN' $(CUDA_LIBS) -lstdc++
+	@$(CC) -shared -o $@ $(filter %.o,$^) -Wl,--no-undefined -Wl,--exclude-libs,ALL -Wl,--version-script=compute/cuda/exports.map \
+	    $(CUDA_LIBS) -lstdc++
 
 CUDA_LINK = $(CC) -o $@ $(filter %.o,$^) $(filter %.a,$^) -l:libxxhash.a $(CUDA_LIBS) -lstdc++
 

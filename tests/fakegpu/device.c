@@ -51,7 +51,7 @@ static int find_card(const char *device, int *ret_ordinal, int *ret_card, struct
 {
     int cards[FAKEGPU_CARDS], count = visible(cards);
     for (int i = 0; i < count; i++) {
-        char name[16];
+        char name[32];
         snprintf(name, sizeof name, "cuda:%d", i);
         if (!strcmp(device, name) || !strcmp(device, uuids[cards[i]]) ||
             (i == 0 && !strcmp(device, "cuda"))) {

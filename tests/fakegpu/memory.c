@@ -135,9 +135,7 @@ int fakegpu_take(struct gpu *gpu, uint64_t bytes, int *ret_fd, struct err *err)
 
 int fakegpu_alloc(struct gpu *gpu, uint64_t bytes, void **ret_at, struct err *err)
 {
-    struct fakegpu_range range = {.kind = FAKEGPU_DEVICE, .bytes = (bytes + PAGE - 1) / PAGE * PAGE};
-    if (!bytes)
-        return err_set(err, -EINVAL, "alloc: 0 bytes");
+    struct fakegpu_range range = {.kind = FAKEGPU_DEVICE, .bytes = (bytes + !bytes + PAGE - 1) / PAGE * PAGE};
     int r = fakegpu_take(gpu, range.bytes, &range.fd, err);
     if (r < 0)
         return r;
@@ -167,9 +165,7 @@ void fakegpu_free(struct gpu *gpu, void *at)
 int fakegpu_alloc_host(struct gpu *gpu, uint64_t bytes, void **ret_host, void **ret_device, struct err *err)
 {
     struct fakegpu_range range = {
-        .kind = FAKEGPU_PINNED, .fd = -1, .bytes = (bytes + PAGE - 1) / PAGE * PAGE};
-    if (!bytes)
-        return err_set(err, -EINVAL, "alloc_host: 0 bytes");
+        .kind = FAKEGPU_PINNED, .fd = -1, .bytes = (bytes + !bytes + PAGE - 1) / PAGE * PAGE};
     range.at = mmap(NULL, range.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (range.at == MAP_FAILED)
         return err_set(err, -ENOMEM, "pinned memory: %llu bytes: %s", (unsigned long long)bytes,
