@@ -122,5 +122,5 @@ int main(void)
         cmocka_unit_test(test_sparse_previous),          cmocka_unit_test(test_sparse_mixed),
         cmocka_unit_test(test_sparse_without_elastic),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return fake_run_both(tests);
 }
