@@ -283,7 +283,8 @@ static void gather_early_rest(struct planner *p)
     uint32_t low = layout_run_first(&p->layout, step->runs_raised), resident = residency_layers(p);
     for (uint32_t i = 0; i < step->parts; i++)
         if (step->part[i].sequence)
-            planner_gather_layers(p, step->part[i].sequence, low > resident ? low : resident, p->layout.layers);
+            planner_gather_layers(p, step->part[i].sequence, low > resident ? low : resident,
+                                  p->layout.layers);
     gather_run(&p->gather);
     for (uint32_t i = 0; i < step->parts; i++)
         if (step->part[i].sequence)

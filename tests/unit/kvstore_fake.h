@@ -5,6 +5,7 @@
 #define TESTS_KVSTORE_FAKE_H
 
 #include <errno.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -134,8 +135,8 @@ static inline int fake_gpu_teardown(void **state)
 }
 
 /* The tests with a memfd, then with the GPU. */
-#define fake_run_both(tests)                       \
-    (cmocka_run_group_tests(tests, NULL, NULL) +   \
+#define fake_run_both(tests)                     \
+    (cmocka_run_group_tests(tests, NULL, NULL) + \
      cmocka_run_group_tests_name(#tests " on a GPU", tests, fake_gpu_setup, fake_gpu_teardown))
 
 static inline struct planner_options fake_options(void)
