@@ -433,6 +433,8 @@ static int start(struct bench *b, struct err *err)
         return r;
     uint32_t budget = b->options.run.budget;
     struct parts_plan plan = {.options = &b->options.run,
+                              .model = b->model,
+                              .context = b->context,
                               .head = b->head,
                               .sequences = b->options.parallel,
                               .budget = budget < b->context ? budget : b->context};
