@@ -210,6 +210,12 @@ static void find_worst(const struct mass *m, struct mass_figures *f)
     f->mean = mean(&all);
 }
 
+void mass_by_head(const struct mass *m, double *ret)
+{
+    for (uint32_t i = 0; i < m->layers * m->heads; i++)
+        ret[i] = mean(&m->by_head[i]);
+}
+
 struct mass_figures mass_figures(const struct mass *m)
 {
     struct mass_figures f = {.p10 = percentile_10(m),

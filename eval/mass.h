@@ -36,6 +36,9 @@ void mass_free(struct mass **mass);
 void mass_add(struct mass *mass, const struct look *look, struct chooser *chooser,
               const struct choice *choice, uint32_t bin);
 
+/* Mean mass of each layer and head: ret [layers][heads], NaN as above. */
+void mass_by_head(const struct mass *mass, double *ret);
+
 struct mass_figures mass_figures(const struct mass *mass);
 
 #endif
