@@ -24,7 +24,7 @@ struct mass_figures {
     double best_batch;        /* one for all layers and heads */
     double newest, sinks_newest;
     double at[MASS_BINS]; /* mean by position */
-    double best_head_at[MASS_BINS], best_group_at[MASS_BINS], newest_at[MASS_BINS];
+    double best_head_at[MASS_BINS], best_group_at[MASS_BINS], sinks_newest_at[MASS_BINS];
 };
 
 struct mass;

@@ -45,7 +45,7 @@ static void add_mass(json_t *to, const struct mass_figures *f)
     figures_real(oracle, "sinks_newest", f->sinks_newest);
     add_bins(oracle, "per_layer_head_by_position", f->best_head_at);
     add_bins(oracle, "per_group_by_position", f->best_group_at);
-    add_bins(oracle, "newest_by_position", f->newest_at);
+    add_bins(oracle, "sinks_newest_by_position", f->sinks_newest_at);
 }
 
 static void add_by_head(json_t *to, const struct report_row *r)

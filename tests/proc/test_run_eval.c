@@ -1,5 +1,5 @@
-/* `specontext eval` with the real model: the shape of its JSON, that its figures are possible ones and the same
- * in every run, refusals, and an interrupt. */
+/* `specontext eval` with the real model: the shape of its JSON, that its figures are possible ones and the
+ * same in every run, refusals, and an interrupt. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
