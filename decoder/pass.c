@@ -303,6 +303,11 @@ const float *pass_queries(const struct pass *f)
     return f->q;
 }
 
+uint32_t pass_vocab(const struct pass *f)
+{
+    return f->config->vocab;
+}
+
 const struct pass_times *pass_times(const struct pass *f)
 {
     return &f->times;

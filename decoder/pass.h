@@ -76,6 +76,7 @@ float *pass_logits(struct pass *f, uint32_t row);
  * source, within its calls; tokens in the order of the entries. */
 const float *pass_queries(const struct pass *f);
 
+uint32_t pass_vocab(const struct pass *f);
 const struct pass_times *pass_times(const struct pass *f);
 const char *pass_backend(const struct pass *f); /* compute_name */
 uint64_t pass_bytes(const struct pass *f);      /* of activations */

@@ -11,6 +11,11 @@ $(BUILD)/%.o: %.c $(BUILD)/flags
 	@echo "  CC  $<"
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) $(CFLAGS_$(subst /,_,$*)) -MMD -MP -c $< -o $@
 
+$(BUILD)/pic/%.o: %.c $(BUILD)/flags
+	$(Q)mkdir -p $(@D)
+	@echo "  CC  $< (pic)"
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) $(CFLAGS_$(subst /,_,$*)) -fPIC -fvisibility=hidden -MMD -MP -c $< -o $@
+
 # Files of compute/cpu that are built for one instruction set; chosen at run time, see compute/cpu/.
 CFLAGS_compute_cpu_avx2   := -mavx2 -mfma -mf16c
 CFLAGS_compute_cpu_avx512 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c
@@ -42,6 +47,11 @@ $(BIN)/specontext: $(BUILD)/launch/main.o $(BUILD)/liblaunch.a $(LIB_ORDER)
 	$(Q)mkdir -p $(@D)
 	@echo "  LD  $@"
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(PKG_LIBS) $(LDLIBS)
+
+$(FAKEGPU): $(patsubst %.c,$(BUILD)/pic/%.o,$(SRC_fakegpu))
+	$(Q)mkdir -p $(@D)
+	@echo "  LD  $@"
+	$(Q)$(CC) $(LDFLAGS) -shared -Wl,--exclude-libs,ALL -o $@ $^ -l:libxxhash.a $(LDLIBS)
 
 $(BUILD)/tests/%: $(BUILD)/tests/%.o $(BUILD)/libtestlib.a $(ARCHIVES)
 	$(Q)mkdir -p $(@D)

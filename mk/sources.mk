@@ -20,6 +20,9 @@ SRC_launch    := $(filter-out launch/main.c,$(wildcard launch/*.c))
 UNIT_TESTS := $(patsubst tests/unit/%.c,%,$(wildcard tests/unit/test_*.c))
 PROC_TESTS := $(patsubst tests/proc/%.c,%,$(wildcard tests/proc/test_*.c))
 SRC_testlib := $(wildcard tests/lib/*.c)
+# The double of a GPU, a library of its own: position-independent, with what it needs of ours inside.
+SRC_fakegpu := $(wildcard tests/fakegpu/*.c) $(SRC_base) $(SRC_compute) model/sampler.c
+FAKEGPU     := $(BUILD)/tests/libspecontext-fakegpu.so
 BENCHES    := $(patsubst bench/%.c,%,$(wildcard bench/bench_*.c))
 FUZZERS    := $(patsubst tests/fuzz/%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
 

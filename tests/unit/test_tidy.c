@@ -38,7 +38,7 @@ static const struct {
     {"link", "base proto"},
     {"model", "base"},
     {"compute", "base"},
-    {"kvstore", "base proto link"},
+    {"kvstore", "base proto link compute"},
     {"retriever", "base proto link model compute"},
     {"decoder", "base proto link model compute"},
     {"gateway", "base proto link model"},
