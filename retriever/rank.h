@@ -23,7 +23,7 @@ void rank_free(struct rank **rank);
  * caller's: min(k_max, limit - sinks) for now and added, before[h].count for removed. */
 struct rank_item {
     struct key_view keys;   /* of positions 0 .. t, where t is the token that q was made from */
-    const float *q;         /* [q_heads][head_dim] */
+    const float *q;         /* [q_heads][head_dim]; NULL on a GPU (card.h), where keys give a count only */
     uint32_t sinks;         /* Top-K picks among [sinks, limit); what lies outside, up to t, is attended */
     uint32_t limit;         /* sinks <= limit */
     struct reach_rule rule; /* how many it picks */

@@ -45,8 +45,9 @@ struct selector {
     const struct head_config *head;
     uint32_t lists; /* groups * heads */
     struct compute *compute;
-    struct projection *projection;
+    struct projection *projection; /* on the CPU these two, */
     struct rank *rank;
+    struct card *card;          /* on a GPU this */
     struct sequence *sequences; /* [options.sequences] */
     uint64_t call;
     struct selector_stats stats;
@@ -74,6 +75,29 @@ static int check_options(const struct selector_options *o, struct err *err)
     return 0;
 }
 
+static int make_cpu(struct selector *s, struct err *err)
+{
+    const struct selector_options *o = &s->options;
+    int rc =
+        projection_create(o->model, o->head, o->context, LIMIT_SEQUENCES, s->compute, &s->projection, err);
+    return rc < 0 ? rc
+                  : rank_create(s->head, o->pool, o->context, o->threads, o->isa, s->compute, &s->rank, err);
+}
+
+static int make_card(struct selector *s, struct err *err)
+{
+    const struct selector_options *o = &s->options;
+    struct card_options card = {.device = o->device,
+                                .model = o->model,
+                                .head = o->head,
+                                .pool = o->pool,
+                                .context = o->context,
+                                .sequences = o->sequences,
+                                .work_bytes = o->work_bytes,
+                                .compute = s->compute};
+    return card_create(&card, &s->card, err);
+}
+
 int selector_create(const struct selector_options *options, struct selector **ret_selector, struct err *err)
 {
     int rc = check_options(options, err);
@@ -88,11 +112,7 @@ int selector_create(const struct selector_options *options, struct selector **re
     s->found = mem_alloc((size_t)LIMIT_SEQUENCES * s->lists, sizeof *s->found);
     rc = compute_create("cpu", options->threads, options->isa, &s->compute, err);
     if (rc == 0)
-        rc = projection_create(options->model, options->head, options->context, LIMIT_SEQUENCES, s->compute,
-                               &s->projection, err);
-    if (rc == 0)
-        rc = rank_create(s->head, options->pool, options->context, options->threads, options->isa, s->compute,
-                         &s->rank, err);
+        rc = gpu_named(options->device) ? make_card(s, err) : make_cpu(s, err);
     if (rc < 0)
         selector_free(&s);
     else
@@ -107,9 +127,14 @@ static void free_lists(const struct selector *s, struct positions **lists)
     mem_free(lists);
 }
 
+static uint64_t key_bytes(const struct selector *s, const struct keys *keys)
+{
+    return s->card ? keys->count * card_key_bytes(s->card) : keys_bytes(keys);
+}
+
 static void close_sequence(struct selector *s, struct sequence *q)
 {
-    s->stats.key_bytes -= keys_bytes(&q->keys);
+    s->stats.key_bytes -= key_bytes(s, &q->keys);
     s->stats.sequences--;
     keys_free(&q->keys);
     free_lists(s, &q->sent);
@@ -132,6 +157,7 @@ void selector_free(struct selector **selector)
     if (!s)
         return;
     selector_close_all(s);
+    card_free(&s->card);
     rank_free(&s->rank);
     projection_free(&s->projection);
     compute_free(&s->compute);
@@ -143,12 +169,17 @@ void selector_free(struct selector **selector)
 
 const struct model_rope *selector_rope(const struct selector *s)
 {
-    return projection_rope(s->projection);
+    return s->card ? card_rope(s->card) : projection_rope(s->projection);
 }
 
 const char *selector_backend(const struct selector *s)
 {
-    return compute_name(s->compute);
+    return s->card ? card_info(s->card)->name : compute_name(s->compute);
+}
+
+const struct card *selector_card(const struct selector *s)
+{
+    return s->card;
 }
 
 struct hash128 selector_fingerprint(const struct selector *s)
@@ -208,6 +239,12 @@ static int check_open(const struct selector *s, const struct msg_open *o, struct
                        "sequence %" PRIu64 ": budget_base: found %" PRIu32
                        ", expected at most the budget of %" PRIu32,
                        o->sequence, o->budget_base, o->budget);
+    if (s->card && (o->min_mass > 0 || o->top_p > 0))
+        return err_set(err, -ENOTSUP,
+                       "sequence %" PRIu64
+                       ": min_mass or budget_top_p: lists of a length that goes by mass need "
+                       "the retriever on the CPU",
+                       o->sequence);
     uint32_t picks = picks_of(o, o->budget);
     uint64_t bytes = (uint64_t)(picks < o->capacity ? picks : o->capacity) * s->lists * 2 * sizeof(uint32_t);
     if (bytes > SET_BYTES_MAX)
@@ -312,6 +349,11 @@ static int check_entry(const struct selector *s, const struct msg_step_entry *e,
     return 0;
 }
 
+static uint32_t place_of(const struct selector *s, const struct sequence *q)
+{
+    return (uint32_t)(q - s->sequences);
+}
+
 /* Entries that fit become parts; those that want a selection also work. Returns the number of parts. */
 static uint32_t plan(struct selector *s, const struct msg_step *msg, struct selector_result *result)
 {
@@ -329,8 +371,12 @@ static uint32_t plan(struct selector *s, const struct msg_step *msg, struct sele
             struct sequence *q = find(s, e->sequence);
             bool query = e->flags & STEP_ENTRY_SELECT;
             q->call = s->call;
-            s->stats.key_bytes -= keys_bytes(&q->keys);
-            s->parts[parts++] = (struct projection_part){&q->keys, tokens, e->count, query};
+            s->stats.key_bytes -= key_bytes(s, &q->keys);
+            s->parts[parts++] = (struct projection_part){.keys = &q->keys,
+                                                         .tokens = tokens,
+                                                         .count = e->count,
+                                                         .query = query,
+                                                         .place = place_of(s, q)};
             if (query)
                 s->work[s->work_count++] = (struct work){q, e, q->has_set && !q->whole};
         }
@@ -362,17 +408,17 @@ static void prepare_items(struct selector *s, uint32_t number)
     uint32_t most = q->rule.min_mass > 0 ? q->rule.k_max : q->rule.k;
     prepare_lists(s, q, most < limit - sinks ? most : limit - sinks);
     for (uint32_t g = 0; g < s->head->groups; g++)
-        s->items[number * s->head->groups + g] =
-            (struct rank_item){.keys = keys_view(&q->keys, g, end),
-                               .q = projection_query(s->projection, g, number),
-                               .sinks = sinks,
-                               .limit = limit,
-                               .rule = q->rule,
-                               .now = q->next + g * heads,
-                               .before = w->differs ? q->sent + g * heads : NULL,
-                               .added = q->added + g * heads,
-                               .removed = q->removed + g * heads,
-                               .found = s->found + (size_t)number * s->lists + g * heads};
+        s->items[number * s->head->groups + g] = (struct rank_item){
+            .keys = s->card ? (struct key_view){.count = end} : keys_view(&q->keys, g, end),
+            .q = s->card ? NULL : projection_query(s->projection, g, number),
+            .sinks = sinks,
+            .limit = limit,
+            .rule = q->rule,
+            .now = q->next + g * heads,
+            .before = w->differs ? q->sent + g * heads : NULL,
+            .added = q->added + g * heads,
+            .removed = q->removed + g * heads,
+            .found = s->found + (size_t)number * s->lists + g * heads};
 }
 
 /* Over groups and heads: means (NaN when any is), and whether any list has a mark. */
@@ -495,9 +541,12 @@ void selector_step(struct selector *s, uint32_t step, const struct msg_step *msg
     int64_t begin = clock_now_ns();
     begin_result(s, result, step);
     uint32_t parts = plan(s, msg, result);
-    projection_run(s->projection, s->parts, parts);
+    if (s->card)
+        card_project(s->card, s->parts, parts);
+    else
+        projection_run(s->projection, s->parts, parts);
     for (uint32_t i = 0; i < parts; i++) {
-        s->stats.key_bytes += keys_bytes(s->parts[i].keys);
+        s->stats.key_bytes += key_bytes(s, s->parts[i].keys);
         s->stats.tokens += s->parts[i].count;
     }
     for (uint32_t i = 0; i < s->work_count; i++) {
@@ -506,7 +555,10 @@ void selector_step(struct selector *s, uint32_t step, const struct msg_step *msg
         prepare_items(s, i);
     }
     int64_t appended = clock_now_ns();
-    rank_run(s->rank, s->items, s->work_count * s->head->groups, &times);
+    if (s->card)
+        card_rank(s->card, s->items, s->work_count * s->head->groups, &times);
+    else
+        rank_run(s->rank, s->items, s->work_count * s->head->groups, &times);
     int64_t ranked = clock_now_ns();
     for (uint32_t i = 0; i < s->work_count; i++)
         finish(s, i, result);
@@ -560,4 +612,6 @@ void selector_result_free(struct selector_result *result)
 void selector_stats(const struct selector *s, struct selector_stats *ret_stats)
 {
     *ret_stats = s->stats;
+    if (s->card)
+        ret_stats->gpu = card_bytes(s->card);
 }

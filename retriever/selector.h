@@ -11,10 +11,12 @@
 #include "model/head.h"
 #include "model/model.h"
 #include "proto/msg.h"
+#include "retriever/card.h"
 
 struct selector;
 
 struct selector_options {
+    const char *device; /* "cpu" (or NULL), or a GPU: see struct gpu_api. Then one thread works with it. */
     const struct model *model; /* borrowed, as is the head: made for this model */
     const struct head *head;
     enum head_pool pool;
@@ -22,6 +24,7 @@ struct selector_options {
     uint32_t sequences; /* open at a time, 1 .. LIMIT_SEQUENCES */
     int threads;
     enum compute_isa isa;
+    uint64_t work_bytes; /* on a GPU: scores and weights that are made at a time; 0: CARD_WORK_BYTES */
 };
 
 int selector_create(const struct selector_options *options, struct selector **ret_selector, struct err *err);
@@ -29,7 +32,10 @@ void selector_free(struct selector **selector);
 
 const struct model_rope *selector_rope(const struct selector *selector); /* in force, see head_rope */
 
-const char *selector_backend(const struct selector *selector); /* see compute_name */
+/* See compute_name; a GPU's name. */
+const char *selector_backend(const struct selector *selector);
+
+const struct card *selector_card(const struct selector *selector); /* NULL: on the CPU */
 
 /* Names everything that decides what is selected: the head, how it pools, its rotation in force. Equal to the
  * head's own fingerprint when it is used as recommended and as trained. */
@@ -90,7 +96,8 @@ struct selector_stats {
     uint64_t positions_sent;
     struct selector_times {
         int64_t append_ns, score_ns, topk_ns, encode_ns;
-    } sum, last; /* over all steps; of the last one */
+    } sum, last;           /* over all steps; of the last one */
+    struct card_bytes gpu; /* on a GPU */
 };
 
 void selector_stats(const struct selector *selector, struct selector_stats *ret_stats);

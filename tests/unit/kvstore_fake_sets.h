@@ -163,7 +163,7 @@ static inline void fake_write_token(struct fake *f, const struct fake_sequence *
 static inline void fake_layers(struct fake *f, const struct fake_step *step, uint32_t layer, uint32_t end)
 {
     for (; layer < end; layer++) {
-        assert_true(fake_up(f, FLAG_ROWS_READY + layout_run_of(&f->layout, layer)));
+        assert_true(fake_comes(f, FLAG_ROWS_READY + layout_run_of(&f->layout, layer)));
         bool early = step->selection == SELECTION_MIXED && layer < step->early_layers;
         for (uint32_t i = 0; i < step->entries; i++) {
             struct fake_sequence *s = step->sequence[i];
@@ -205,7 +205,7 @@ static inline void fake_sparse(struct fake *f, struct fake_step *step)
         uint32_t early_runs =
             0; /* whole runs below early_layers have their rows before the current set is known */
         while (early_runs < f->h->runs && layout_run_first(&f->layout, early_runs + 1) <= step->early_layers)
-            assert_true(fake_up(f, FLAG_ROWS_READY + early_runs++));
+            assert_true(fake_comes(f, FLAG_ROWS_READY + early_runs++));
         bool read_early = fake_random(f, 2);
         if (!before_record && read_early) {
             fake_select(f, step, 0);

@@ -21,11 +21,15 @@
 #include "retriever/selector.h"
 #include "tests/unit/tiny_model.h"
 
+#ifndef RIG_DIM
+#define RIG_DIM 16 /* another one: before this header */
+#endif
+
 enum {
     RIG_HIDDEN = 32,
     RIG_Q_HEADS = 4,
     RIG_KV_HEADS = 2,
-    RIG_HEAD_DIM = 16,
+    RIG_HEAD_DIM = RIG_DIM,
     RIG_VOCAB = 64,
     RIG_LAYERS = 4
 };
@@ -115,9 +119,11 @@ static inline struct rig *rig_make(const struct rig_options *o)
         c.group_first_layer[g + 1] = g + 1 == o->groups ? RIG_LAYERS : g + 1;
         groups[g] = (struct head_group){{DTYPE_F32, 1, RIG_HIDDEN, r->norm[g], 0},
                                         {DTYPE_F32, RIG_Q_ROWS, RIG_HIDDEN, r->q[g], 0},
-                                        {DTYPE_F32, RIG_KV_ROWS, RIG_HIDDEN, r->k[g], 0}};
+                                        {DTYPE_F32, RIG_KV_ROWS, RIG_HIDDEN, r->k[g], 0},
+                                        {0},
+                                        {0}};
     }
-    if (head_write(r->head_path, &c, groups, &err) < 0 ||
+    if (head_write(r->head_path, &c, NULL, groups, &err) < 0 ||
         head_open(r->head_path, r->model, &r->head, &err) < 0)
         fail_msg("%s", err.text);
     return r;
@@ -139,11 +145,15 @@ struct rig_selector {
     uint32_t context;
     int threads;
     enum compute_isa isa;
+    const char *device;
+    uint64_t work_bytes;
 };
 
 static inline struct selector *rig_selector(const struct rig *r, struct rig_selector o)
 {
-    struct selector_options options = {.model = r->model,
+    struct selector_options options = {.device = o.device,
+                                       .work_bytes = o.work_bytes,
+                                       .model = r->model,
                                        .head = r->head,
                                        .pool = o.pool,
                                        .context = o.context,

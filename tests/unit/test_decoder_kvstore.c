@@ -234,7 +234,7 @@ static void rig_open(struct rig *g, uint64_t device_bytes)
                                    .eos = g->eos,
                                    .emit = take,
                                    .arg = g};
-    g->scheduler = scheduler_create(&so, g->stepper, g->pass);
+    g->scheduler = scheduler_create(&so, g->stepper);
 }
 
 static void rig_close(struct rig *g)

@@ -134,7 +134,7 @@ static void rig_open(struct rig *g)
                                    .eos = g->eos,
                                    .emit = take,
                                    .arg = g};
-    g->scheduler = scheduler_create(&so, g->stepper, g->pass);
+    g->scheduler = scheduler_create(&so, g->stepper);
     g->places = STORE_SEQUENCES;
 }
 
