@@ -116,7 +116,7 @@ void chooser_feed(struct chooser *c, const uint32_t *tokens, uint32_t count, boo
     c->count += count;
     if (!c->projection)
         return;
-    struct projection_part part = {&c->keys, tokens, count, weigh};
+    struct projection_part part = {.keys = &c->keys, .tokens = tokens, .count = count, .query = weigh};
     projection_run(c->projection, &part, 1);
     for (uint32_t g = 0; weigh && g < c->groups; g++)
         weigh_group(c, g);

@@ -73,6 +73,8 @@ static int evaluate(const struct eval_options *o, struct err *err)
     r = measure(&session, &results, err);
     if (!r)
         r = print(&results, o, err);
+    for (uint32_t i = 0; i < results.report.row_count; i++)
+        mem_free(&results.rows[i].by_head);
     mem_free(&results.rows);
     mem_free(&results.tasks);
     mem_free(&results.generations);

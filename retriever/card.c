@@ -17,6 +17,8 @@
 
 enum { KEY_BYTES = sizeof(uint16_t), UPLOAD_ROWS = 512 };
 
+_Static_assert(CUDA_KEYS_CHUNK == 512, "memory_gpu_retriever counts parts of this size");
+
 void card_must(struct card *c, int rc, const char *what)
 {
     struct err err = {0};
@@ -26,37 +28,6 @@ void card_must(struct card *c, int rc, const char *what)
         err_set(&err, rc, "%s", strerror(-rc));
     log_error("GPU %s: %s: %s", c->api->info(c->gpu)->uuid, what, err.text);
     _exit(1); /* the context is lost, and with it what an orderly end would wait for */
-}
-
-static struct card_sizes sizes_of(const struct head_config *h, uint32_t context, uint32_t sequences,
-                                  uint64_t work_bytes)
-{
-    uint64_t stride = ((uint64_t)context + CUDA_KEYS_CHUNK - 1) / CUDA_KEYS_CHUNK * CUDA_KEYS_CHUNK;
-    struct card_sizes s = {.row_bytes = (uint64_t)h->kv_heads * context * h->head_dim * KEY_BYTES};
-    /* Scores, and two numbers for every chunk of them; weights and positions to be ignored. */
-    uint64_t scores = h->q_heads * (stride + stride / CUDA_KEYS_CHUNK * 2) * sizeof(float);
-    uint64_t weights = h->kv_heads * stride * sizeof(float), fit = work_bytes / (scores + 2 * weights);
-    s.group_bytes = sequences * s.row_bytes;
-    s.slice = (uint32_t)(fit < 1 ? 1 : fit < sequences ? fit : sequences);
-    s.work = s.slice * scores;
-    s.weights = s.slice * weights;
-    s.index = weights > work_bytes / CARD_INDEX_SHARE ? weights : work_bytes / CARD_INDEX_SHARE;
-    return s;
-}
-
-struct card_bytes card_needs(const struct head_config *h, uint32_t context, uint32_t sequences,
-                             uint64_t work_bytes)
-{
-    struct card_sizes s = sizes_of(h, context, sequences, work_bytes);
-    uint64_t heads = h->q_heads + h->kv_heads, hidden = h->hidden, lists = LIMIT_SEQUENCES * h->kv_heads;
-    struct card_bytes b = {.keys = h->groups * s.group_bytes};
-    b.weights = 2 * (uint64_t)h->vocab * hidden + h->groups * (2 * heads * h->head_dim * hidden + 4 * hidden);
-    b.workspace = s.work + 2 * s.weights + s.index +
-                  CARD_TILE * (6 * hidden + 4 * (uint64_t)h->kv_heads * h->head_dim + 4 * h->rope.dims) +
-                  4 * (uint64_t)h->groups * LIMIT_SEQUENCES * h->q_heads * h->head_dim +
-                  4 * lists * (1 + CARD_MASSES * h->groups) + sizeof(struct card_tokens) +
-                  sizeof(struct card_queries) + sizeof(struct card_ranges);
-    return b;
 }
 
 static int check_options(const struct card_options *o, struct err *err)
@@ -106,8 +77,8 @@ static void *take_pinned(struct card *c, uint64_t bytes, int *rc, struct err *er
 
 static int check_room(struct card *c, struct err *err)
 {
-    struct card_bytes need = card_needs(c->config, c->context, c->sequences, c->work_bytes);
-    uint64_t all = need.weights + need.keys + need.workspace, room = 0;
+    const struct memory_gpu_retriever *need = &c->sizes;
+    uint64_t all = need->weights + need->keys + need->workspace, room = 0;
     int rc = c->api->memory_free(c->gpu, &room);
     if (rc < 0)
         return err_set(err, rc, "GPU %s: free memory is not known", c->api->info(c->gpu)->uuid);
@@ -117,8 +88,8 @@ static int check_room(struct card *c, struct err *err)
                    "GPU %s: the retriever needs %" PRIu64 " MiB (weights %" PRIu64 ", keys of %" PRIu32
                    " sequences of %" PRIu32 " positions %" PRIu64 ", work %" PRIu64 "), free are %" PRIu64
                    ": lower --sequences or --context, or use another --retriever-device",
-                   c->api->info(c->gpu)->uuid, all >> 20, need.weights >> 20, c->sequences, c->context,
-                   need.keys >> 20, need.workspace >> 20, room >> 20);
+                   c->api->info(c->gpu)->uuid, all >> 20, need->weights >> 20, c->sequences, c->context,
+                   need->keys >> 20, need->workspace >> 20, room >> 20);
 }
 
 static int take_memory(struct card *c, struct err *err)
@@ -142,9 +113,9 @@ static int take_memory(struct card *c, struct err *err)
     c->k = take(c, 4 * CARD_TILE * k_row, &b->workspace, &rc, err);
     c->angles = take(c, 4 * CARD_TILE * h->rope.dims, &b->workspace, &rc, err);
     c->q = take(c, 4 * h->groups * LIMIT_SEQUENCES * q_row, &b->workspace, &rc, err);
-    c->work = take(c, c->sizes.work, &b->workspace, &rc, err);
-    c->weights = take(c, c->sizes.weights, &b->workspace, &rc, err);
-    c->ignored = take(c, c->sizes.weights, &b->workspace, &rc, err);
+    c->work = take(c, c->sizes.scores, &b->workspace, &rc, err);
+    c->weights = take(c, c->sizes.pooled, &b->workspace, &rc, err);
+    c->ignored = take(c, c->sizes.pooled, &b->workspace, &rc, err);
     c->index = take(c, c->sizes.index, &b->workspace, &rc, err);
     c->counts = take(c, 4 * lists, &b->workspace, &rc, err);
     c->masses = take(c, 4 * lists * CARD_MASSES * h->groups, &b->workspace, &rc, err);
@@ -225,10 +196,17 @@ int card_create(const struct card_options *o, struct card **ret_card, struct err
                        .config = head_config(o->head),
                        .context = o->context,
                        .sequences = o->sequences,
-                       .work_bytes = o->work_bytes ? o->work_bytes : CARD_WORK_BYTES,
                        .mean = o->pool == HEAD_POOL_MEAN};
     c->vocab = c->config->vocab;
-    c->sizes = sizes_of(c->config, o->context, o->sequences, c->work_bytes);
+    struct memory_gpu_head head = {.vocab = c->config->vocab,
+                                   .hidden = c->config->hidden,
+                                   .q_heads = c->config->q_heads,
+                                   .kv_heads = c->config->kv_heads,
+                                   .head_dim = c->config->head_dim,
+                                   .groups = c->config->groups,
+                                   .rope_dims = c->config->rope.dims};
+    memory_gpu_retriever(&head, o->context, o->sequences, o->work_bytes ? o->work_bytes : MEMORY_GPU_WORK,
+                         &c->sizes);
     c->slices = mem_alloc((size_t)c->config->groups * LIMIT_SEQUENCES, sizeof *c->slices);
     rc = projection_rotation(o->head, o->context, &c->rotation, err);
     if (rc == 0)

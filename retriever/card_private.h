@@ -3,12 +3,12 @@
 #define RETRIEVER_CARD_PRIVATE_H
 
 #include "proto/limits.h"
+#include "proto/memory_gpu.h"
 #include "retriever/card.h"
 
 enum {
-    CARD_TILE = 256,      /* tokens that go through the projections together */
-    CARD_MASSES = 4,      /* of a list: selected, sinks, tail, all */
-    CARD_INDEX_SHARE = 16 /* of the work's bytes: selected positions between two waits */
+    CARD_TILE = MEMORY_GPU_CHUNK, /* tokens that go through the projections together */
+    CARD_MASSES = 4               /* of a list: selected, sinks, tail, all */
 };
 
 /* Numbers of the queries of a step, one entry each, written by the host and copied as a whole. */
@@ -41,23 +41,15 @@ struct card_group {
     void *q, *k; /* bf16 [heads * head_dim][hidden] */
 };
 
-struct card_sizes {
-    uint64_t row_bytes;   /* keys of one sequence and group */
-    uint64_t group_bytes; /* of all sequences */
-    uint32_t slice;       /* queries that fit into the work at full context */
-    uint64_t work, weights, index;
-};
-
 struct card {
     const struct gpu_api *api;
     struct gpu *gpu;
     struct CUstream_st *stream;
     const struct head_config *config;
     struct projection_rotation rotation;
-    struct card_sizes sizes;
+    struct memory_gpu_retriever sizes;
     struct card_bytes bytes;
     uint32_t context, sequences, vocab;
-    uint64_t work_bytes;
     int mean;
 
     /* device */

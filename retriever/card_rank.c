@@ -38,8 +38,8 @@ static uint64_t stride_of(uint32_t count)
 /* Whether a slice of `queries` with so many keys fits into the memory that there is. */
 static bool fits(const struct card *c, uint32_t queries, uint32_t keys_max)
 {
-    return c->api->retrieval_work_bytes(queries, c->config->q_heads, keys_max) <= c->sizes.work &&
-           queries * c->config->kv_heads * stride_of(keys_max) * sizeof(float) <= c->sizes.weights;
+    return c->api->retrieval_work_bytes(queries, c->config->q_heads, keys_max) <= c->sizes.scores &&
+           queries * c->config->kv_heads * stride_of(keys_max) * sizeof(float) <= c->sizes.pooled;
 }
 
 /* The largest slice from `first` on. One launch has one k, which each range cuts to its own length: so an item

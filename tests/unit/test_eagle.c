@@ -163,7 +163,7 @@ static void check_head(const struct fixture *f, const struct model *model, const
     assert_int_equal(h->pool, HEAD_POOL_MAX);
     struct keys keys;
     keys_init(&keys, 1, h->kv_heads, h->head_dim);
-    struct projection_part part = {&keys, r->tokens, r->count, true};
+    struct projection_part part = {.keys = &keys, .tokens = r->tokens, .count = r->count, .query = true};
     projection_run(p, &part, 1);
     struct key_view view = keys_view(&keys, 0, r->count);
     size_t stride = (r->count + 15) & ~15u;

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <unistd.h>
 
+#include "proto/memory_gpu.h"
 #include "retriever/card.h"
 #include "tests/lib/fakegpu.h"
 
@@ -240,12 +241,20 @@ static void memory_is_counted(void **state)
     (void)state;
     struct rig *r = rig_make(&exact);
     struct selector *s = rig_selector(r, (struct rig_selector){.context = 4096, .device = "cuda:1"});
-    struct card_bytes b = card_bytes(selector_card(s)),
-                      need = card_needs(head_config(r->head), 4096, 8, CARD_WORK_BYTES);
-    assert_int_equal(b.keys / 4096, need.keys / 4096);
-    assert_true(b.weights >= need.weights && b.weights < need.weights + 4096);
-    assert_true(b.workspace >= need.workspace - 4096 && b.workspace <= need.workspace + 4096);
-    assert_int_equal(need.keys, UINT64_C(2) * 8 * 4096 * RIG_KV_ROWS * 2);
+    struct card_bytes b = card_bytes(selector_card(s));
+    struct memory_gpu_head head = {.vocab = RIG_VOCAB,
+                                   .hidden = RIG_HIDDEN,
+                                   .q_heads = RIG_Q_HEADS,
+                                   .kv_heads = RIG_KV_HEADS,
+                                   .head_dim = RIG_HEAD_DIM,
+                                   .groups = 2,
+                                   .rope_dims = 48};
+    struct memory_gpu_retriever need;
+    memory_gpu_retriever(&head, 4096, 8, MEMORY_GPU_WORK, &need);
+    assert_int_equal(b.keys, need.keys);
+    assert_int_equal(b.weights, need.weights);
+    assert_int_equal(b.workspace, need.workspace);
+    assert_int_equal(need.keys, UINT64_C(2) * 8 * 4096 * RIG_KV_ROWS * 2 + 64);
     assert_true(b.context > 0 && b.libraries > 0);
     assert_string_equal(selector_backend(s), card_info(selector_card(s))->name);
     selector_free(&s);
