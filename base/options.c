@@ -57,6 +57,14 @@ static int parse_choice(const char *choices, const char *text, uint32_t *ret)
     return -EINVAL;
 }
 
+static int parse_texts(const char *text, struct option_texts *ret)
+{
+    if (ret->count == OPTION_TEXTS_MAX)
+        return -E2BIG;
+    ret->at[ret->count++] = text;
+    return 0;
+}
+
 static int parse_value(const struct option_entry *o, const char *text, void *values)
 {
     void *at = (char *)values + o->at;
@@ -64,6 +72,8 @@ static int parse_value(const struct option_entry *o, const char *text, void *val
     case OPTION_TEXT:
         *(const char **)at = text;
         return 0;
+    case OPTION_TEXTS:
+        return parse_texts(text, at);
     case OPTION_UINT:
         return parse_u32(text, (uint32_t)o->least, (uint32_t)upper(o, UINT32_MAX), at);
     case OPTION_INT64:
@@ -90,6 +100,9 @@ static void describe(const struct option_entry *o, char *ret, size_t bytes)
         break;
     case OPTION_SIZE:
         snprintf(ret, bytes, "a size such as 64M or 2G");
+        break;
+    case OPTION_TEXTS:
+        snprintf(ret, bytes, "at most %u of them", OPTION_TEXTS_MAX);
         break;
     case OPTION_TEXT:
     case OPTION_FLAG:

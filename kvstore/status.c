@@ -57,6 +57,9 @@ static void put_counters(json_t *root, const char *key, const struct kv_counters
     figures_count(o, "bytes_filled", c->bytes_filled);
     figures_count(o, "bytes_written", c->bytes_written);
     figures_real(o, "mass_mean", c->mass_count ? c->mass_sum / (double)c->mass_count : 0);
+    figures_real(o, "mass_base_mean", c->mass_count ? c->mass_base_sum / (double)c->mass_count : 0);
+    figures_count(o, "selections_grown", c->grown);
+    figures_count(o, "fallbacks", c->fallbacks);
 }
 
 static void put_totals(json_t *root, const struct planner_totals *t)

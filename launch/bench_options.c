@@ -41,6 +41,15 @@ static const struct option_entry table[] = {
      .choices = "current|previous|mixed", .group = HOW, .text = "the token that a selection is made from"},
     {.name = "budget", .kind = OPTION_UINT, AT(run.budget), .argument = "N", .initial = "1024", .least = 2,
      .most = LIMIT_CONTEXT, .group = HOW, .text = "positions attended, sinks and window included"},
+    {.name = "min-mass", .kind = OPTION_FLOAT, AT(run.min_mass), .argument = "X", .initial = "0", .least = 0,
+     .most = 1, .group = HOW,
+     .text = "budgets grow where the head gives their positions less than this share; 0: never"},
+    {.name = "max-budget", .kind = OPTION_UINT, AT(run.max_budget), .argument = "N", .initial = "0", .least = 0,
+     .most = LIMIT_CONTEXT, .group = HOW,
+     .text = "with --min-mass: what they grow to, then resident layers attend all; 0: two budgets"},
+    {.name = "budget-top-p", .kind = OPTION_FLOAT, AT(run.budget_top_p), .argument = "P", .initial = "0",
+     .least = 0, .most = 1, .group = HOW,
+     .text = "only as many positions of the budget as make this share; 0: all"},
     {.name = "sinks", .kind = OPTION_UINT, AT(run.sinks), .argument = "N", .initial = "4", .least = 0,
      .most = LIMIT_CONTEXT, .group = HOW, .text = "first positions, always attended"},
     {.name = "window", .kind = OPTION_UINT, AT(run.window), .argument = "N", .initial = "64", .least = 0,
@@ -100,6 +109,9 @@ static int check(struct bench_options *o, struct err *err)
         return err_set(err, -EINVAL,
                        "--budget: found %u, expected more than sinks + window + the token itself (%llu)",
                        o->run.budget, (unsigned long long)pinned);
+    int r = run_options_check_mass(&o->run, err);
+    if (r)
+        return r;
     if (o->json)
         o->output = BENCH_JSON;
     return take_depths(o, err);

@@ -26,7 +26,7 @@ $(BUILD)/lib$(1).a: $(call objects,$(SRC_$(1)))
 	$(Q)rm -f $$@
 	$(Q)ar rcs $$@ $$^
 endef
-$(foreach l,$(LIBS) $(DAEMONS) launch testlib,$(eval $(call archive,$(l))))
+$(foreach l,$(LIBS) $(DAEMONS) eval launch testlib,$(eval $(call archive,$(l))))
 
 LIB_ORDER := $(foreach l,compute model link proto base,$(BUILD)/lib$(l).a)
 
@@ -37,6 +37,11 @@ $(BIN)/specontext-$(1): $(BUILD)/$(1)/main.o $(BUILD)/lib$(1).a $(LIB_ORDER)
 	$(Q)$(CC) $(LDFLAGS) -o $$@ $$^ $(PKG_LIBS) $(LDLIBS)
 endef
 $(foreach d,$(DAEMONS),$(eval $(call daemon,$(d))))
+
+$(BIN)/specontext-eval: $(BUILD)/eval/main.o $(ARCHIVES)
+	$(Q)mkdir -p $(@D)
+	@echo "  LD  $@"
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(PKG_LIBS) $(LDLIBS)
 
 $(BIN)/specontext: $(BUILD)/launch/main.o $(BUILD)/liblaunch.a $(LIB_ORDER)
 	$(Q)mkdir -p $(@D)

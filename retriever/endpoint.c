@@ -346,6 +346,8 @@ static char *on_status(void *arg)
     figures_count(o, "steps", t.steps);
     figures_count(o, "tokens", t.tokens);
     figures_count(o, "selections", t.selections);
+    figures_count(o, "selections_grown", t.grown);
+    figures_count(o, "selections_short", t.fallbacks);
     figures_count(o, "refused", t.refused);
     figures_count(o, "positions_sent", t.positions_sent);
     figures_count(o, "topk_waiting", s->pending_count);

@@ -22,12 +22,16 @@ struct projection_rotation {
     float scale;
 };
 
+/* -ENOTSUP, by name, for a head that needs features of the model. */
+int projection_check_features(const struct head *head, struct err *err);
+
 /* Errors as head_rope, and -EINVAL for a rotation that makes no sense. */
 int projection_rotation(const struct head *head, uint32_t context, struct projection_rotation *ret,
                         struct err *err);
 
 /* For sequences of up to `context` positions; at most `queries_max` queries a call of projection_run.
- * `compute`, `model` and `head` are borrowed. Errors as projection_rotation. */
+ * `compute`, `model` and `head` are borrowed. Errors as projection_rotation, and -ENOTSUP for a head that needs
+ * features of the model. */
 int projection_create(const struct model *model, const struct head *head, uint32_t context,
                       uint32_t queries_max, struct compute *compute, struct projection **ret_projection,
                       struct err *err);

@@ -41,7 +41,7 @@ const struct card *selector_card(const struct selector *selector); /* NULL: on t
  * head's own fingerprint when it is used as recommended and as trained. */
 struct hash128 selector_fingerprint(const struct selector *selector);
 
-/* Opens a sequence (its id, capacity, budget, sinks and window are read). -EEXIST, -ENOSPC, -E2BIG (capacity
+/* Opens a sequence (its salt, flags, made and tokens are not read). -EEXIST, -ENOSPC, -E2BIG (capacity
  * past the context, or sets that no message could carry), -EINVAL with the numbers in err. */
 int selector_open(struct selector *selector, const struct msg_open *open, struct err *err);
 int selector_close(struct selector *selector, uint64_t sequence); /* 0 or -ENOENT */
@@ -92,6 +92,7 @@ struct selector_stats {
     uint32_t sequences;
     uint64_t key_bytes;
     uint64_t steps, tokens, selections, refused; /* since the start */
+    uint64_t grown, fallbacks;                   /* of the selections: TOPK_ENTRY_GROWN, TOPK_ENTRY_SHORT */
     uint64_t positions_sent;
     struct selector_times {
         int64_t append_ns, score_ns, topk_ns, encode_ns;

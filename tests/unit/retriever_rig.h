@@ -51,6 +51,7 @@ struct rig_options {
     uint32_t groups, trained_context, rope_dims;
     float rms_eps;
     bool halves;
+    const char *calibration; /* of the head; NULL: none */
     float (*weight)(const struct tiny_model *m, const char *name, uint32_t row, uint32_t col);
     float (*projection)(uint32_t group, char which, uint32_t row, uint32_t col); /* NULL: random */
 };
@@ -112,13 +113,17 @@ static inline struct rig *rig_make(const struct rig_options *o)
                                      .beta_slow = 1,
                                      .attn_factor = 1},
                             .trained_context = o->trained_context};
+    if (o->calibration && calibration_parse(o->calibration, &c.calibration, &err) < 0)
+        fail_msg("%s", err.text);
     for (uint32_t g = 0; g < o->groups; g++) {
         c.group_first_layer[g + 1] = g + 1 == o->groups ? RIG_LAYERS : g + 1;
         groups[g] = (struct head_group){{DTYPE_F32, 1, RIG_HIDDEN, r->norm[g], 0},
                                         {DTYPE_F32, RIG_Q_ROWS, RIG_HIDDEN, r->q[g], 0},
-                                        {DTYPE_F32, RIG_KV_ROWS, RIG_HIDDEN, r->k[g], 0}};
+                                        {DTYPE_F32, RIG_KV_ROWS, RIG_HIDDEN, r->k[g], 0},
+                                        {0},
+                                        {0}};
     }
-    if (head_write(r->head_path, &c, groups, &err) < 0 ||
+    if (head_write(r->head_path, &c, NULL, groups, &err) < 0 ||
         head_open(r->head_path, r->model, &r->head, &err) < 0)
         fail_msg("%s", err.text);
     return r;

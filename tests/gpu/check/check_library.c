@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
+#include <sched.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdbool.h>
@@ -74,7 +75,7 @@ static uint32_t load(const uint32_t *flag)
 
 static bool wait_host(const uint32_t *flag, uint32_t value)
 {
-    for (int64_t end = clock_now_ns() + BOUND_NS; clock_now_ns() < end; usleep(20))
+    for (int64_t end = clock_now_ns() + BOUND_NS; clock_now_ns() < end; sched_yield())
         if ((int32_t)(load(flag) - value) >= 0)
             return true;
     return false;
@@ -82,7 +83,7 @@ static bool wait_host(const uint32_t *flag, uint32_t value)
 
 static bool wait_stream(struct CUstream_st *stream)
 {
-    for (int64_t end = clock_now_ns() + BOUND_NS; clock_now_ns() < end; usleep(20)) {
+    for (int64_t end = clock_now_ns() + BOUND_NS; clock_now_ns() < end; sched_yield()) {
         int done = api->stream_done(stream);
         if (done)
             return done > 0;
@@ -182,7 +183,7 @@ static void check_processes(const char *program, const char *device, const char 
     EXPECT(api->stream_done(rig.stream) == 0);
     __atomic_store_n(rig.shared->pong, 1000 + 0x40000000u, __ATOMIC_RELEASE);
     EXPECT(wait_stream(rig.stream));
-    for (int64_t end = clock_now_ns() + BOUND_NS; clock_now_ns() < end && after < before; usleep(1000))
+    for (int64_t end = clock_now_ns() + BOUND_NS; clock_now_ns() < end && after < before; sched_yield())
         api->memory_free(rig.gpu, &after);
     printf(
         "device memory free: before the peer %llu, beside it %llu, after its death %llu; its context %llu\n",
@@ -282,7 +283,7 @@ int main(int argc, char **argv)
         return SKIPPED;
     }
     if (argc == 4 && !strcmp(argv[1], "--peer"))
-        return peer(argv[2], atoi(argv[3]));
+        return peer(argv[2], (int)strtol(argv[3], NULL, 10));
     const char *device = argc > 1 ? argv[1] : "cuda:0", *peer_device = argc > 2 ? argv[2] : device;
     for (int i = 0; i < 3; i++)
         check_processes(argv[0], device, peer_device);
