@@ -386,8 +386,9 @@ static void report_end(struct supervise *s)
         snprintf(text, sizeof text, "%s (pid %d) was ended by signal %d (%s)%s", part->program,
                  (int)part->pid, number, strsignal(number), when);
     } else {
-        snprintf(text, sizeof text, "%s (pid %d) ended with exit code %d%s%s%s", part->program, (int)part->pid,
-                 WEXITSTATUS(part->wait_status), when, part->last_words[0] ? ": " : "", part->last_words);
+        snprintf(text, sizeof text, "%s (pid %d) ended with exit code %d%s%s%s", part->program,
+                 (int)part->pid, WEXITSTATUS(part->wait_status), when, part->last_words[0] ? ": " : "",
+                 part->last_words);
     }
     fail(s, text);
 }
