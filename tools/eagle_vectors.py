@@ -77,7 +77,7 @@ class Module(torch.nn.Module):
 def sliced(tensors):
     """All tensors of a type as parts of one storage."""
     out = {}
-    for dtype in {t.dtype for t in tensors.values()}:
+    for dtype in dict.fromkeys(t.dtype for t in tensors.values()):
         own = {n: t for n, t in tensors.items() if t.dtype == dtype}
         whole, at = torch.cat([t.reshape(-1) for t in own.values()]), 0
         for name, t in own.items():
