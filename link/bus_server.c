@@ -22,6 +22,7 @@ struct bus_server {
     struct bus *bus;
     void *socket;
     char *path;
+    struct unix_socket_file file;
     uint32_t role;
     struct bus_server_ops ops;
     void *arg;
@@ -56,6 +57,7 @@ int bus_serve(struct bus *bus, const char *path, uint32_t role, const struct bus
     struct bus_server *server = mem_alloc(1, sizeof *server);
     *server =
         (struct bus_server){.bus = bus, .path = mem_strdup(path), .role = role, .ops = *ops, .arg = arg};
+    server->file = unix_socket_file(path);
     char endpoint[128];
     snprintf(endpoint, sizeof endpoint, "ipc://%s", path);
     server->socket = bus_socket_open(bus, ZMQ_ROUTER);
@@ -84,8 +86,9 @@ void bus_server_close(struct bus_server **server_at)
 {
     struct bus_server *server = *server_at;
     *server_at = server->next;
+    /* Before the socket closes: nobody takes the path over while we listen. */
+    unix_socket_unlink(server->path, server->file);
     bus_socket_close(server->bus, &server->socket);
-    unlink(server->path);
     for (uint32_t i = 0; i < server->peer_count; i++)
         mem_free(&server->peers[i]);
     mem_free(&server->path);
