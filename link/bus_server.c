@@ -343,12 +343,20 @@ int bus_server_pump(struct bus_server *server)
     return 1;
 }
 
+/* A person may stop the command line and continue it: it is not lost while its process is there. */
+static bool is_lost(const struct bus_peer *peer, int64_t now_ns)
+{
+    int64_t silent_ns = now_ns - peer->heard_ns;
+    bool patient = peer->role == ROLE_LAUNCH && silent_ns <= BUS_PATIENCE_NS && bus_peer_lives(peer);
+    return silent_ns > BUS_SILENCE_NS && !patient;
+}
+
 void bus_server_tick(struct bus_server *server, int64_t now_ns, int64_t stalled_ns)
 {
     for (uint32_t i = 0; i < server->peer_count; i++)
         server->peers[i]->heard_ns += stalled_ns;
     for (uint32_t i = 0; i < server->peer_count;) {
-        if (now_ns - server->peers[i]->heard_ns > BUS_SILENCE_NS) {
+        if (is_lost(server->peers[i], now_ns)) {
             lose_peer(server, server->peers[i]);
             i = 0; /* the table may have changed under the daemon's hands */
         } else {
