@@ -20,7 +20,7 @@
 /* Runs `specontext` with the arguments; the exit code and a part of standard error must be as told. */
 static void expect(int code, const char *text, const char *const *arguments)
 {
-    const char *argv[16] = {proc_program("specontext")};
+    const char *argv[24] = {proc_program("specontext")};
     for (int i = 0; arguments[i]; i++)
         argv[i + 1] = arguments[i];
     struct proc p;
@@ -41,6 +41,15 @@ static void test_usage(void **state)
     EXPECT(2, "--model", "run");
     EXPECT(2, "--bogus", "run", "--bogus");
     EXPECT(2, "--predict", "run", "-m", "x", "-p", "y", "-n", "many");
+    EXPECT(2, "--min-mass", "run", "-m", "x", "-p", "y", "--min-mass", "1.5");
+    EXPECT(2, "--min-mass", "run", "-m", "x", "-p", "y", "--min-mass", "nan");
+    EXPECT(2, "--budget-top-p", "run", "-m", "x", "-p", "y", "--budget-top-p", "-0.1");
+    EXPECT(2, "--max-budget: only with --min-mass", "run", "-m", "x", "-p", "y", "--max-budget", "2048");
+    EXPECT(2, "--max-budget: found 1023, expected 0 or at least --budget (1024)", "run", "-m", "x", "-p", "y",
+           "--min-mass", "0.5", "--max-budget", "1023");
+    EXPECT(2, "--min-mass: not together with --attention full", "run", "-m", "x", "-p", "y", "--min-mass",
+           "0.5", "--attention", "full");
+    EXPECT(2, "--max-budget: only with --min-mass", "bench", "-m", "x", "--max-budget", "2048");
     EXPECT(2, "--bogus", "status", "--bogus");
     EXPECT(0, "", "--help");
     EXPECT(0, "", "run", "--help");

@@ -125,6 +125,7 @@ static void run_layer(const struct pass *p, uint32_t layer, uint32_t position, d
         x[i] += y[i];
 }
 
+/* The largest difference from the golden logits. Tokens that the golden ones lack must never be the likeliest. */
 static double check_logits(const struct pass *p, const struct ggufgen_arch_golden *golden)
 {
     double worst = 0;
@@ -136,13 +137,19 @@ static double check_logits(const struct pass *p, const struct ggufgen_arch_golde
             run_layer(p, layer, position, x);
         normalise(p, model_output_norm(p->m), x, n);
         multiply(model_output(p->m), NULL, n, logits);
-        for (uint32_t i = 0; i < p->c->vocab; i++)
-            worst = fmax(worst, fabs(logits[i] - (double)golden->logits[position * p->c->vocab + i]));
+        double most = -INFINITY;
+        for (uint32_t i = 0; i < golden->vocab; i++) {
+            worst = fmax(worst, fabs(logits[i] - (double)golden->logits[position * golden->vocab + i]));
+            most = fmax(most, logits[i]);
+        }
+        for (uint32_t i = golden->vocab; i < p->c->vocab; i++)
+            assert_true(logits[i] < most);
     }
     return worst;
 }
 
-static void check_model(const char *name, const char *path)
+/* `vocab`: of the golden logits, when the model has more; or 0. */
+static void check_model(const char *name, const char *path, uint32_t vocab, double tolerance)
 {
     struct pass p = {0};
     struct model *m = NULL;
@@ -152,14 +159,14 @@ static void check_model(const char *name, const char *path)
         fail_msg("%s", err.text);
     p.m = m;
     p.c = model_config(m);
-    ggufgen_arch_golden(name, p.c->vocab, &golden);
+    ggufgen_arch_golden(name, vocab ? vocab : p.c->vocab, &golden);
     assert_int_equal(golden.tokens, 72);
     assert_int_equal(model_rope_frequencies(&p.c->rope, p.inv_freq, &p.scale), 0);
     p.keys = mem_alloc((size_t)p.c->layers * POSITIONS_MAX, sizeof *p.keys);
     p.values = mem_alloc((size_t)p.c->layers * POSITIONS_MAX, sizeof *p.values);
     double worst = check_logits(&p, &golden);
-    if (!(worst < TOLERANCE))
-        fail_msg("%s: %s: found a difference of %g, expected less than %g", name, path, worst, TOLERANCE);
+    if (!(worst < tolerance))
+        fail_msg("%s: %s: found a difference of %g, expected less than %g", name, path, worst, tolerance);
     mem_free(&p.keys);
     mem_free(&p.values);
     mem_free(&golden.ids);
@@ -173,7 +180,7 @@ static void test_folders(void **state)
     for (unsigned i = 0; ggufgen_arch_names[i]; i++) {
         char *path;
         ggufgen_arch_folder(ggufgen_arch_names[i], 1 + i % 3, NULL, &path);
-        check_model(ggufgen_arch_names[i], path);
+        check_model(ggufgen_arch_names[i], path, 0, TOLERANCE);
         ggufgen_arch_remove(&path);
     }
 }
@@ -185,9 +192,17 @@ static void test_gguf(void **state)
     for (unsigned i = 0; ggufgen_arch_names[i]; i++) {
         char *path;
         ggufgen_arch_file(ggufgen_arch_names[i], types[i % 3], 1 + i % 2 * 2, &path);
-        check_model(ggufgen_arch_names[i], path);
+        check_model(ggufgen_arch_names[i], path, 0, TOLERANCE);
         ggufgen_arch_remove(&path);
     }
+}
+
+/* The case llama-gqa as tools/inflate made it larger in every direction: more layers, wider, more heads of twice
+ * the dimensions, bfloat16: the same logits but for its rounding (they go up to 4.6); the added tokens never win. */
+static void test_inflated(void **state)
+{
+    (void)state;
+    check_model("llama-gqa", "tests/vectors/inflated", 128, 5e-2);
 }
 
 int main(void)
@@ -195,6 +210,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_folders),
         cmocka_unit_test(test_gguf),
+        cmocka_unit_test(test_inflated),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

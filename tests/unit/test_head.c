@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
@@ -218,13 +219,14 @@ static void what_is_written_is_read(void **state)
     set_pair(&p, "rope_factor", "4.5");
     set_pair(&p, "rope_original_context", "455");
     set_pair(&p, "rope_beta_fast", "31.25");
+    set_pair(&p, "calibration", "0:0,0.30000001:1e-05,0.97:0.88,1:1");
     p.tensors[p.tensor_count++] =
         (struct safetensors_entry){"rope_freqs.weight", SAFETENSORS_F32, 1, {4}, freqs};
     write_parts(f, &p);
     assert_int_equal(head_open(f->head_path, f->model, &head, &err), 0);
     char path[80];
     snprintf(path, sizeof path, "%s.copy", f->head_path);
-    if (head_write(path, head_config(head), head_groups(head), &err) < 0)
+    if (head_write(path, head_config(head), head_shared(head), head_groups(head), &err) < 0)
         fail_msg("%s", err.text);
     if (head_open(path, f->model, &again, &err) < 0)
         fail_msg("%s", err.text);
@@ -233,24 +235,108 @@ static void what_is_written_is_read(void **state)
     assert_true(head_config(again)->rope.factor == 4.5f);
     assert_memory_equal(head_config(again)->rope.freq_factors, freqs, sizeof freqs);
     assert_string_equal(head_config(again)->source, "a test");
+    assert_memory_equal(&head_config(again)->calibration, &head_config(head)->calibration,
+                        sizeof(struct calibration));
     struct head_config bad = *head_config(head);
     bad.q_heads = 3;
-    assert_int_equal(head_write(path, &bad, head_groups(head), &err), -EBADMSG);
+    assert_int_equal(head_write(path, &bad, head_shared(head), head_groups(head), &err), -EBADMSG);
     assert_non_null(strstr(err.text, "q_heads"));
     bad = *head_config(head);
     bad.head_dim = 16;
-    assert_int_equal(head_write(path, &bad, head_groups(head), &err), -EBADMSG);
+    assert_int_equal(head_write(path, &bad, head_shared(head), head_groups(head), &err), -EBADMSG);
     assert_non_null(strstr(err.text, "groups.0.q.weight"));
+    bad = *head_config(head);
+    bad.calibration.own[1] = 2;
+    assert_int_equal(head_write(path, &bad, NULL, head_groups(head), &err), -EBADMSG);
+    assert_non_null(strstr(err.text, "calibration"));
     head_free(&again);
     head_free(&head);
     unlink(path);
 }
 
+/* A head with all that a head can have. */
+static void rich(const struct fixture *f, struct parts *p)
+{
+    sound(f, p);
+    set_pair(p, "embedding", "own");
+    set_pair(p, "features", "target");
+    set_pair(p, "feature_layers", "2,3");
+    set_pair(p, "feature_hidden", "16");
+    set_pair(p, "groups", "1");
+    set_pair(p, "group_first_layer", "0,6");
+    const struct safetensors_entry tensors[] = {
+        {"norm.weight", SAFETENSORS_F32, 1, {HIDDEN}, f->weights},
+        {"groups.0.q.weight", SAFETENSORS_F16, 2, {Q_ROWS, 2 * HIDDEN}, f->weights},
+        {"groups.0.k.weight", SAFETENSORS_F16, 2, {KV_ROWS, 2 * HIDDEN}, f->halves},
+        {"groups.0.q_norm.weight", SAFETENSORS_F32, 1, {8}, f->weights},
+        {"groups.0.k_norm.weight", SAFETENSORS_F32, 1, {8}, f->weights + 8},
+        {"embedding.weight", SAFETENSORS_BF16, 2, {32, HIDDEN}, f->halves},
+        {"features.fc.weight", SAFETENSORS_BF16, 2, {HIDDEN, 2 * HIDDEN}, f->halves},
+        {"features.norm.weight", SAFETENSORS_F32, 1, {HIDDEN}, f->weights + 1},
+    };
+    memcpy(p->tensors, tensors, sizeof tensors);
+    p->tensor_count = sizeof tensors / sizeof *tensors;
+}
+
+static void features_and_an_own_embedding_are_kept(void **state)
+{
+    static const struct {
+        const char *key, *value;
+        int code;
+        const char *expected;
+    } cases[] = {
+        {"feature_layers", NULL, -EBADMSG, "feature_layers"},
+        {"feature_layers", "2;3", -EBADMSG, "commas"},
+        {"feature_layers", "3,2", -EBADMSG, "ascending"},
+        {"feature_layers", "2,7", -EBADMSG, "up to 6"},
+        {"feature_layers", "1,2,3", -EBADMSG, "features.fc.weight"},
+        {"feature_layers", "0,1,2,3,4,5,6,7,8", -EBADMSG, "commas"},
+        {"feature_hidden", "8", -EXDEV, "found 8, expected 16"},
+        {"feature_hidden", "0", -EBADMSG, "feature_hidden"},
+        {"features", "none", -EBADMSG, "groups.0.q.weight"},
+        {"embedding", "model", -ENOTSUP, "embedding.weight"},
+    };
+    struct fixture *f = *state;
+    struct parts p;
+    struct err err = {0};
+    struct head *head = NULL, *again = NULL;
+    rich(f, &p);
+    write_parts(f, &p);
+    if (head_open(f->head_path, f->model, &head, &err) < 0)
+        fail_msg("%s", err.text);
+    assert_int_equal(head_config(head)->feature_layers[1], 3);
+    assert_int_equal(head_config(head)->feature_layer_count, 2);
+    assert_int_equal(head_groups(head)[0].q.cols, 2 * HIDDEN);
+    assert_memory_equal(head_groups(head)[0].k_norm.data, f->weights + 8, 32);
+    assert_memory_equal(head_shared(head)->embedding.data, f->halves, 32 * HIDDEN * 2);
+    assert_memory_equal(head_shared(head)->feature_norm.data, f->weights + 1, HIDDEN * 4);
+    assert_null(head_shared(head)->feature_input_norm.data);
+    char path[80];
+    snprintf(path, sizeof path, "%s.copy", f->head_path);
+    if (head_write(path, head_config(head), head_shared(head), head_groups(head), &err) < 0 ||
+        head_open(path, f->model, &again, &err) < 0)
+        fail_msg("%s", err.text);
+    assert_true(hash_equal(head_fingerprint(head), head_fingerprint(again)));
+    head_free(&again);
+    head_free(&head);
+    unlink(path);
+    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
+        rich(f, &p);
+        set_pair(&p, cases[i].key, cases[i].value);
+        write_parts(f, &p);
+        must_refuse(f, f->model, cases[i].code, cases[i].expected, "");
+    }
+    rich(f, &p);
+    p.tensors[4] = p.tensors[--p.tensor_count];
+    write_parts(f, &p);
+    must_refuse(f, f->model, -EBADMSG, "groups.0.q_norm.weight", "alone");
+}
+
 static void the_fingerprint_follows_what_is_used(void **state)
 {
     struct fixture *f = *state;
-    struct hash128 hashes[5];
-    for (int i = 0; i < 5; i++) {
+    struct hash128 hashes[6];
+    for (int i = 0; i < 6; i++) {
         struct parts p;
         struct head *head = NULL;
         struct err err = {0};
@@ -266,13 +352,15 @@ static void the_fingerprint_follows_what_is_used(void **state)
             tensor(&p, "norm.weight")->data = changed;
         if (i == 4)
             set_pair(&p, "group_first_layer", "0,3,6");
+        if (i == 5)
+            set_pair(&p, "calibration", "0:0,1:1");
         write_parts(f, &p);
         assert_int_equal(head_open(f->head_path, f->model, &head, &err), 0);
         hashes[i] = head_fingerprint(head);
         head_free(&head);
     }
     assert_true(hash_equal(hashes[0], hashes[1]));
-    for (int i = 2; i < 5; i++)
+    for (int i = 2; i < 6; i++)
         assert_false(hash_equal(hashes[0], hashes[i]));
 }
 
@@ -286,8 +374,10 @@ static void bad_metadata_is_named(void **state)
         {"format", "pt", -EBADMSG, "specontext-head"},
         {"format", NULL, -EBADMSG, "no such metadata"},
         {"version", "2", -ENOTSUP, "\"1\""},
-        {"features", "target", -ENOTSUP, "found \"target\""},
-        {"embedding", "own", -ENOTSUP, "\"model\""},
+        {"features", "target", -EBADMSG, "feature_layers"},
+        {"features", "both", -ENOTSUP, "expected none or target"},
+        {"embedding", "own", -EBADMSG, "tensor embedding.weight"},
+        {"embedding", "other", -ENOTSUP, "expected model or own"},
         {"model", "12", -EBADMSG, "32 hexadecimal"},
         {"model", "0123456789abcdef0123456789abcdeg", -EBADMSG, "32 hexadecimal"},
         {"tokenizer", "00000000000000000000000000000001", -EXDEV, "00000000000000000000000000000001"},
@@ -328,6 +418,20 @@ static void bad_metadata_is_named(void **state)
         {"trained_context", "0", -EBADMSG, "trained_context"},
         {"trained_context", NULL, -EBADMSG, "no such metadata"},
         {"pool", "min", -ENOTSUP, "expected max or mean"},
+        {"calibration", "", -EBADMSG, "calibration: found \"\", expected pairs"},
+        {"calibration", "0:0,1", -EBADMSG, "own:measured"},
+        {"calibration", "0:0,1:1,", -EBADMSG, "own:measured"},
+        {"calibration", "0:0,1:1;", -EBADMSG, "own:measured"},
+        {"calibration", "0:0, 1:1", -EBADMSG, "own:measured"},
+        {"calibration", "0:0,0x1:1", -EBADMSG, "own:measured"},
+        {"calibration", "0:0,nan:0.5,1:1", -EBADMSG, "own:measured"},
+        {"calibration", "0:0,-0.5:0,1:1", -EBADMSG, "own:measured"},
+        {"calibration", "0:0,0.5:1.5,1:1", -EBADMSG, "found 0.5:1.5, expected shares"},
+        {"calibration", "1:1", -EBADMSG, "found 1 pairs"},
+        {"calibration", "0:0,0.5:0.5,0.5:0.6,1:1", -EBADMSG, "found 0.5:0.6 behind 0.5:0.5"},
+        {"calibration", "0:0,0.5:0.5,0.6:0.4,1:1", -EBADMSG, "ascend"},
+        {"calibration", "0.1:0,1:1", -EBADMSG, "first own of 0"},
+        {"calibration", "0:0,1:0.9", -EBADMSG, "last pair 1:1"},
     };
     struct fixture *f = *state;
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -568,6 +672,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_sound_head_opens),
         cmocka_unit_test(what_is_written_is_read),
+        cmocka_unit_test(features_and_an_own_embedding_are_kept),
         cmocka_unit_test(the_fingerprint_follows_what_is_used),
         cmocka_unit_test(bad_metadata_is_named),
         cmocka_unit_test(every_field_is_needed),

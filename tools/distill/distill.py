@@ -2,17 +2,21 @@
 """Trains retrieval heads on a language model's own attention.
 
 Usage: distill.py -m MODEL.gguf -d TOKENS.npz -o FOLDER --fingerprints MODEL,TOKENIZER
-                  [--head KEY=VALUE,...]... [--steps N] [--seconds S] [--resume FILE]
+                  [--head KEY=VALUE,...]... [--start HEAD] [--steps N] [--seconds S] [--resume FILE]
 
 Every step runs the model over one stretch of a document and takes the true attention mass of adjacent pairs of
-queries; all heads named by --head learn from it side by side. Keys of --head: groups, q_heads, head_dim, pool
-(max, mean), lr, steady (weight of what changes between adjacent selections), name. The loss goes from cross
-entropy over the positions that Top-K may pick (sinks and window are always attended, so they are left out) to the
-mass that a soft Top-K misses. Rotations are relative and the head has no biases, so an offset added to all
-positions changes nothing: distances up to --context are learnt from documents of that length alone.
+queries; all heads named by --head learn from it side by side. Keys of --head: groups, views, taps (what a token's
+key and query are made of: see head.py), q_heads, head_dim, pool (max, mean), lr, steady (weight of what changes
+between adjacent selections), fresh (1: not from --start), name. The loss goes from cross entropy over the positions
+that Top-K may pick (sinks and window are always attended, so they are left out) to the mass that a soft Top-K
+misses. Rotations are relative and the head has no biases, so an offset added to all positions changes nothing:
+distances up to --context are learnt from documents of that length alone.
 
-FOLDER gets NAME.safetensors for every head, log.txt, results.json and state.pt (for --resume). The fingerprints
-are those that `specontext inspect --json` prints.
+Held-out documents fall into two: heads are chosen by their figures on "choose", "report" is what may be told.
+--seconds counts from the program's start and leaves room for the last evaluation; the schedule follows it.
+
+FOLDER gets NAME.safetensors for every head (at each evaluation, with its calibration), log.txt, results.json and
+state.pt (for --resume). The fingerprints are those that `specontext inspect --json` prints.
 """
 import argparse
 import json
@@ -20,10 +24,12 @@ import math
 import os
 import time
 
+BEGIN = time.monotonic()
+
 import numpy as np
 import torch
 
-from head import Head, choose, export, first_layers, losses
+from head import Head, Inputs, Trained, attended_mass, choose, export, first_layers, fit_calibration, losses
 from llm import Llm
 from weights import load
 
@@ -63,17 +69,20 @@ class Documents:
         return torch.cat(parts)
 
     def evaluation(self, each):
-        """(kind, ids): of each kind the first `each` held-out documents that are long enough."""
+        """(kind, split, ids): of each kind the first `each` held-out stretches that are long enough, in turn to choose
+        by and to report."""
         found, counts = [], {}
         for d in self.held:
             kind = self.names[d].split("/")[0]
             size = int(self.starts[d + 1] - self.starts[d])
             least = EVAL_FROM + 1024 if kind == "extra" else 6000
-            places = range(0, size - self.length, 40000) if kind == "novel" else [0]
+            places = range(0, size - self.length, 20000) if kind == "novel" else [0]
             for at in places if size >= least else []:
-                if counts.get(kind, 0) < each:
-                    counts[kind] = counts.get(kind, 0) + 1
-                    found.append((kind, self.stretch(d, at, min(self.length, size - at), False)))
+                number = counts.get(kind, 0)
+                if number < each:
+                    counts[kind] = number + 1
+                    split = "report" if kind == "extra" or number % 2 else "choose"
+                    found.append((kind, split, self.stretch(d, at, min(self.length, size - at), False)))
         return found
 
 
@@ -94,9 +103,8 @@ def merge(mass, layers, groups):
     return mass.unflatten(0, (groups, -1)).sum(1) / count.view(-1, 1, 1, 1)
 
 
-def figures(z, p, candidates, k, share):
+def figures(chosen, p, candidates, k, share):
     """Mass attended and overlap of adjacent sets: means over layers, KV heads and queries."""
-    chosen = choose(z, candidates, k)
     mass = (p * (chosen | ~candidates)).sum(-1).mean((1, 2))  # p is 0 behind the query
     pair = chosen.unflatten(2, (-1, 2))
     overlap = (pair[..., 0, :] & pair[..., 1, :]).sum(-1).float().mean((1, 2)) / k
@@ -106,32 +114,53 @@ def figures(z, p, candidates, k, share):
 class Evaluation:
     """True masses of the held-out documents, kept on the device."""
 
-    def __init__(self, llm, documents, runs, each):
-        self.llm, self.runs, self.items = llm, runs, []
+    def __init__(self, llm, documents, runs, each, pairs_each):
+        self.llm, self.items = llm, []
         generator = torch.Generator().manual_seed(1)
-        for kind, ids in documents.evaluation(each):
-            starts = torch.randint(min(EVAL_FROM, len(ids) * 3 // 4), len(ids) - 1, (EVAL_PAIRS,), generator=generator).to(ids.device)
-            queries = pairs(starts)
-            self.items.append((kind, ids, queries, llm.forward(ids, queries, runs)[1].to(torch.bfloat16)))
+        for kind, split, ids in documents.evaluation(each):
+            starts = torch.randint(min(EVAL_FROM, len(ids) * 3 // 4), len(ids) - 1, (pairs_each,), generator=generator)
+            queries = pairs(starts.to(ids.device))
+            mass = llm.forward(ids, queries, runs)[1].to(torch.bfloat16)
+            self.items.append((kind, split, ids, queries, mass))
 
     @torch.no_grad()
-    def measure(self, groups, scores):
-        """scores(ids, queries, future, p) -> [groups][kv][m][n]. {kind: {budget: (mass, overlap)}}, with "all"."""
+    def measure(self, groups, scores, seen=None):
+        """scores(ids, queries, future, p) -> [groups][kv][m][n]. {kind or split: {budget: (mass, overlap)}}.
+        seen(split, p, z, chosen, candidates, future) is called for each budget."""
         first = first_layers(self.llm.layers, groups)
         share = torch.tensor([(first[g + 1] - first[g]) / self.llm.layers for g in range(groups)])
         got = {}
-        for kind, ids, queries, mass in self.items:
+        for kind, split, ids, queries, mass in self.items:
             future, candidates = masks(queries, len(ids))
             p = merge(mass.float(), self.llm.layers, groups)
             z = scores(ids, queries, future, p)
             for b in BUDGETS:
-                one = figures(z, p, candidates, b - SINKS - WINDOW - 1, share.to(p.device))
-                for key in (kind, "all"):
+                k = b - SINKS - WINDOW - 1
+                chosen = choose(z, candidates, k)
+                one = figures(chosen, p, candidates, k, share.to(p.device))
+                for key in (split, kind) if split == "report" else (split,):
                     got.setdefault(key, {}).setdefault(b, []).append(one)
+                if seen:
+                    seen(split, p, z, chosen, candidates, future)
         return {key: {b: tuple(np.mean(v, 0)) for b, v in by.items()} for key, by in got.items()}
 
-    def head(self, head):
-        return self.measure(head.groups, lambda ids, q, future, p: head(self.llm.embedding[ids], q, future))
+    def head(self, head, seen=None):
+        def scores(ids, queries, future, p):
+            return head(Inputs(self.llm.embedding[ids], head.eps, head.taps), queries, future)
+
+        return self.measure(head.groups, scores, seen)
+
+    def calibrated(self, head):
+        """The head's figures and the text of its calibration, fitted on the documents to choose by."""
+        own, true = [], []
+
+        def seen(split, p, z, chosen, candidates, future):
+            if split == "choose":
+                own.append(attended_mass(z, chosen, candidates, future).flatten())
+                true.append((p * (chosen | ~candidates)).sum(-1).flatten())
+
+        got = self.head(head, seen)
+        return got, fit_calibration(torch.cat(own).cpu(), torch.cat(true).cpu())
 
     def oracle(self, groups):
         return self.measure(groups, lambda ids, q, future, p: p)
@@ -142,13 +171,15 @@ class Evaluation:
 
 
 def line(name, got):
-    parts = [f"{b}: {got['all'][b][0]:.4f} overlap {got['all'][b][1]:.3f}" for b in BUDGETS]
+    parts = [f"{split} " + "  ".join(f"{b}: {got[split][b][0]:.4f} overlap {got[split][b][1]:.3f}" for b in BUDGETS)
+             for split in ("choose", "report") if split in got]
     return f"{name:24s} {'  '.join(parts)}  at 512: " + " ".join(
-        f"{kind} {by[BUDGETS[0]][0]:.3f}" for kind, by in got.items() if kind != "all")
+        f"{kind} {by[BUDGETS[0]][0]:.3f}" for kind, by in got.items() if kind not in ("choose", "report"))
 
 
 def parse_head(text):
-    o = {"groups": 1, "q_heads": 0, "head_dim": 0, "pool": "mean", "lr": 0.0, "steady": None, "name": text}
+    o = {"groups": 1, "q_heads": 0, "head_dim": 0, "views": 1, "taps": 1, "fresh": 0, "pool": "mean", "lr": 0.0,
+         "steady": None, "name": text}
     for part in text.split(","):
         key, _, value = part.partition("=")
         if key not in o:
@@ -160,19 +191,21 @@ def parse_head(text):
 class Student:
     """A head in training."""
 
-    def __init__(self, o, llm, defaults):
+    def __init__(self, o, llm, defaults, start):
         self.o = o
         self.name = o["name"].replace("=", "").replace(",", "-")
         self.steady = defaults.steady if o["steady"] is None else o["steady"]
         self.lr = o["lr"] or defaults.lr
-        self.head = Head(llm, o["groups"], o["q_heads"], o["head_dim"], o["pool"]).to(llm.embedding.device)
+        self.head = Head(llm, o["groups"], o["q_heads"], o["head_dim"], o["pool"], o["views"], o["taps"],
+                         None if o["fresh"] else start).to(llm.embedding.device)
         self.optimizer = torch.optim.Adam(self.head.parameters(), lr=self.lr, betas=(0.9, 0.98))
         self.recent = []
 
-    def step(self, embedded, queries, p, k, progress, warm):
-        future, candidates = masks(queries, len(embedded))
-        cross, missed, changed = losses(self.head(embedded, queries, future), p, candidates, k)
-        late = min(max((progress - 0.15) / 0.3, 0), 1)
+    def step(self, inputs, queries, p, k, progress, warm):
+        future, candidates = masks(queries, inputs.count)
+        late = min(max((progress - 0.1) / 0.3, 0), 1)
+        width = 0.5 - 0.25 * progress  # of the soft Top-K's edge
+        cross, missed, changed = losses(self.head(inputs, queries, future), p, candidates, k, width)
         loss = (1 - 0.95 * late) * cross + late * (4 * missed + 4 * self.steady * changed)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -184,7 +217,8 @@ class Student:
 
     def setup(self):
         h = self.head
-        return (f"{h.groups} groups, {h.q_heads} query heads of {h.head_dim}, pool {h.pool}, lr {self.lr:g}, "
+        return (f"{h.groups} groups, {h.views} views of {h.taps} tokens, {h.q_heads} query heads of {h.head_dim}, "
+                f"pool {h.pool}, lr {self.lr:g}, "
                 f"steady {self.steady:g}")
 
     def report(self):
@@ -201,13 +235,15 @@ def options():
     a.add_argument("--fingerprints", required=True, help="of the model and its tokenizer, 32 hex digits each")
     a.add_argument("--head", action="append", default=[])
     a.add_argument("--steps", type=int, default=4000)
-    a.add_argument("--seconds", type=float, default=1e9, help="end by then; the schedule follows")
+    a.add_argument("--seconds", type=float, default=1e9, help="end by then, the last evaluation included")
+    a.add_argument("--start", help="a trained head without views, from which the others begin")
     a.add_argument("--context", type=int, default=0, help="tokens of a stretch (default: the model's context)")
     a.add_argument("--pairs", type=int, default=128, help="adjacent pairs of queries a step")
     a.add_argument("--lr", type=float, default=1e-3)
     a.add_argument("--steady", type=float, default=0.05)
-    a.add_argument("--eval-each", type=int, default=3, help="held-out stretches of a kind of text")
-    a.add_argument("--eval-every", type=int, default=1000, help="steps")
+    a.add_argument("--eval-each", type=int, default=4, help="held-out stretches of a kind of text")
+    a.add_argument("--eval-pairs", type=int, default=EVAL_PAIRS, help="adjacent pairs of queries in each")
+    a.add_argument("--eval-every", type=int, default=600, help="steps")
     a.add_argument("--seed", type=int, default=1)
     a.add_argument("--no-chat", action="store_true", help="no stretch opens as a chat does")
     a.add_argument("--resume", help="a state.pt")
@@ -215,39 +251,73 @@ def options():
     return a.parse_args()
 
 
-def train(o, llm, documents, students, runs, evaluation, say):
-    rng = np.random.default_rng(o.seed)
-    step, begin = 0, time.monotonic()
-    if o.resume:
-        state = torch.load(o.resume, map_location=o.device)
-        step = state["step"]
-        rng.bit_generator.state = state["rng"]
-        for s in students:
-            s.head.load_state_dict(state["heads"][s.name])
-            s.optimizer.load_state_dict(state["optimizers"][s.name])
-    progress = step / o.steps
-    while progress < 1:
-        ids = documents.draw(rng)
-        least = min(1024, len(ids) // 2)
-        queries = pairs(torch.from_numpy(rng.integers(least, len(ids) - 1, o.pairs)).to(o.device))
-        k = int(math.exp(rng.uniform(math.log(192), math.log(1400))))
-        mass = llm.forward(ids, queries, runs)[1]
-        embedded = llm.embedding[ids]
-        by_groups = {g: merge(mass, llm.layers, g) for g in {s.head.groups for s in students}}
-        for s in students:
-            s.step(embedded, queries, by_groups[s.head.groups], k, progress, min(1, (step + 1) / 50))
-        step += 1
-        progress = max(step / o.steps, (time.monotonic() - begin) / o.seconds)
-        if step % 100 == 0 and step % 500 < 100:
-            say(f"step {step} ({time.monotonic() - begin:.0f} s): " + "; ".join(s.report() for s in students))
-        if step % o.eval_every == 0 and progress < 1:
-            for s in students:
-                say(line(f"step {step} {s.name}", evaluation.head(s.head)))
+def save(s, evaluation, o, llm, name, context, step):
+    """Measures a head and writes its file. Returns the figures."""
+    got, calibration = evaluation.calibrated(s.head)
+    source = (f"distilled from the attention of {name} by tools/distill/distill.py: {s.setup()}, seed {o.seed}, "
+              f"{step} steps of {context} tokens")
+    export(s.head, os.path.join(o.output, s.name + ".safetensors"), llm.layers, len(llm.embedding),
+           o.fingerprints.split(","), context, source[:250], calibration)
+    return got
+
+
+def resume(o, students, rng):
+    state = torch.load(o.resume, map_location=o.device)
+    rng.bit_generator.state = state["rng"]
+    for s in students:
+        s.head.load_state_dict(state["heads"][s.name])
+        s.optimizer.load_state_dict(state["optimizers"][s.name])
+    return state["step"]
+
+
+def keep_state(o, students, rng, step):
     torch.save({"step": step, "rng": rng.bit_generator.state,
                 "heads": {s.name: s.head.state_dict() for s in students},
                 "optimizers": {s.name: s.optimizer.state_dict() for s in students}},
                os.path.join(o.output, "state.pt"))
+
+
+def train(o, llm, documents, students, runs, seconds, measure, say):
+    """measure(step): of all students. `seconds`: since the program's start."""
+    rng = np.random.default_rng(o.seed)
+    begin = time.monotonic() - BEGIN
+    step = resume(o, students, rng) if o.resume else 0
+    progress = step / o.steps
+    taps = max(s.head.taps for s in students)
+    while progress < 1:
+        ids = documents.draw(rng)
+        least = min(2048, len(ids) // 2)
+        queries = pairs(torch.from_numpy(rng.integers(least, len(ids) - 1, o.pairs)).to(o.device))
+        k = int(math.exp(rng.uniform(math.log(256), math.log(1200))))
+        mass = llm.forward(ids, queries, runs)[1]
+        inputs = Inputs(llm.embedding[ids], llm.eps, taps)
+        by_groups = {g: merge(mass, llm.layers, g) for g in {s.head.groups for s in students}}
+        for s in students:
+            s.step(inputs, queries, by_groups[s.head.groups], k, progress, min(1, (step + 1) / 100))
+        step += 1
+        now = time.monotonic() - BEGIN
+        progress = max(step / o.steps, (now - begin) / max(seconds - begin, 1e-9))
+        if step % 100 == 0 or step in (1, 10):
+            say(f"step {step} ({now:.0f} s): " + "; ".join(s.report() for s in students))
+        if step % o.eval_every == 0 and progress < 0.9:
+            measure(step)
+    keep_state(o, students, rng, step)
     return step
+
+
+def baselines(evaluation, students, start, llm, o, say):
+    """Figures to compare with; returns them and how long the measurement of a group took."""
+    results = {"recency": evaluation.recency()}
+    for g in sorted({s.head.groups for s in students}):
+        results[f"oracle groups={g}"] = evaluation.oracle(g)
+    begin = time.monotonic()
+    results["layer 0, untrained"] = evaluation.head(Head(llm).to(o.device))
+    took = time.monotonic() - begin
+    if start:
+        results["start"] = evaluation.head(Head(llm, start.groups, start=start).to(o.device))
+    for name, got in results.items():
+        say(line(name, got))
+    return results, took
 
 
 def main():
@@ -265,25 +335,24 @@ def main():
     llm = Llm(meta, tensors, o.device, torch.bfloat16 if o.device.startswith("cuda") else torch.float32)
     context = o.context or llm.context
     documents = Documents(o.data, context, not o.no_chat, o.device)
-    students = [Student(parse_head(h), llm, o) for h in o.head or ["groups=1"]]
-    runs = max(s.head.groups for s in students)
-    if any(runs % s.head.groups for s in students):
-        raise SystemExit(f"--head: groups: found one that does not divide {runs}, the most")
-    evaluation = Evaluation(llm, documents, runs, o.eval_each)
-    results = {"recency": evaluation.recency()}
-    for g in sorted({s.head.groups for s in students}):
-        results[f"oracle groups={g}"] = evaluation.oracle(g)
-    results["layer 0, untrained"] = evaluation.head(Head(llm).to(o.device))
-    for name, got in results.items():
-        say(line(name, got))
-    step = train(o, llm, documents, students, runs, evaluation, say)
-    for s in students:
-        results[s.name] = evaluation.head(s.head)
-        say(line(f"final {s.name}", results[s.name]))
-        source = (f"distilled from the attention of {meta.get('general.name', 'the model')} by "
-                  f"tools/distill/distill.py: {s.setup()}, seed {o.seed}, {step} steps of {context} tokens")
-        export(s.head, os.path.join(o.output, s.name + ".safetensors"), llm.layers, len(llm.embedding),
-               o.fingerprints.split(","), context, source[:250])
+    start = Trained(o.start, o.device) if o.start else None
+    students = [Student(parse_head(h), llm, o, start) for h in o.head or ["groups=1"]]
+    runs = math.lcm(*(s.head.groups for s in students))
+    evaluation = Evaluation(llm, documents, runs, o.eval_each, o.eval_pairs)
+    results, took = baselines(evaluation, students, start, llm, o, say)
+    groups = sum(s.head.groups for s in students)
+    reserve = min(2 + 1.5 * took * groups, 0.3 * o.seconds)
+    say(f"{time.monotonic() - BEGIN:.0f} s: training begins; {reserve:.0f} s are kept for the last evaluation")
+
+    def measure(step, kind="step"):
+        for s in students:
+            results[s.name] = save(s, evaluation, o, llm, meta.get("general.name", "the model"), context, step)
+            say(line(f"{kind} {step} {s.name}", results[s.name]))
+
+    step = train(o, llm, documents, students, runs, o.seconds - reserve, measure, say)
+    measure(step, "final")
+    best = max(students, key=lambda s: sum(results[s.name]["choose"][b][0] for b in BUDGETS))
+    say(f"best by the documents to choose by: {best.name}; {time.monotonic() - BEGIN:.0f} s in all")
     with open(os.path.join(o.output, "results.json"), "w") as f:
         json.dump(results, f, indent=1)
 

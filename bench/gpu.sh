@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# On a machine with a GPU: a model of Llama-3.1-8B's shape that computes what SmolLM2 does (tools/inflate), decoded by
+# our daemons and by transformers at the same batches and depths, one table.
+#
+#   bench/gpu.sh BIN_FOLDER MODEL.gguf HEAD.safetensors OUT_FOLDER [OPTION OF `specontext bench`...]
+#
+# SHAPE (llama-3.1-8b), BATCHES ("1 4"), DEPTHS ("16384"), GENERATE (32), BUDGETS ("2048"), SELECTIONS ("current
+# previous"), DEVICE (cuda:0), BASELINES ("eager,sdpa"; empty: none), PYTHON (python3, with torch and transformers).
+# OUT_FOLDER gets one JSON file a run and table.md; the model (16 GB) goes to WORK (a temporary folder, removed at the
+# end; name one to keep it for the next call).
+set -euo pipefail
+[ $# -ge 4 ] || { sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+bin=$(realpath "$1") model=$(realpath "$2") head=$(realpath "$3") out=$4
+shift 4
+mkdir -p "$out"
+out=$(realpath "$out")
+cd "$(dirname "$0")/.."
+PYTHON=${PYTHON:-python3} SHAPE=${SHAPE:-llama-3.1-8b} DEVICE=${DEVICE:-cuda:0} GENERATE=${GENERATE:-32}
+BATCHES=${BATCHES:-1 4} DEPTHS=${DEPTHS:-16384} BUDGETS=${BUDGETS:-2048} SELECTIONS=${SELECTIONS:-current previous}
+BASELINES=${BASELINES-eager,sdpa}
+if [ -z "${WORK:-}" ]; then
+    WORK=$(mktemp -d)
+    trap 'rm -rf "$WORK"' EXIT
+fi
+large=$WORK/$SHAPE large_head=$WORK/$SHAPE.head.safetensors
+if [ ! -e "$large_head" ]; then
+    "$PYTHON" tools/inflate/inflate.py -m "$model" -o "$large" --shape "$SHAPE" --head "$head" \
+        --head-out "$large_head" --specontext "$bin/specontext"
+fi
+
+failed=0
+for depth in $DEPTHS; do for batch in $BATCHES; do for budget in $BUDGETS; do for selection in $SELECTIONS; do
+    name=ours-$batch-$depth-$budget-$selection
+    "$bin/specontext" bench -m "$large" -H "$large_head" --device "$DEVICE" --requests "$batch" --depth "$depth" \
+        --generate "$GENERATE" --budget "$budget" --selection "$selection" --json "$@" \
+        >"$out/$name.json" 2>"$out/$name.err" || { echo "$name: $(tail -n 1 "$out/$name.err")" >&2; failed=1; }
+done; done; done; done
+: >"$out/baselines.jsonl"
+if [ -n "$BASELINES" ]; then
+    "$PYTHON" bench/baselines/hf_decode.py -m "$large" --attention "$BASELINES" --batch "${BATCHES// /,}" \
+        --depth "${DEPTHS// /,}" --generate "$GENERATE" --device "$DEVICE" \
+        >"$out/baselines.jsonl" 2>"$out/baselines.err" || { tail -n 3 "$out/baselines.err" >&2; failed=1; }
+fi
+"$PYTHON" bench/gpu_table.py "$out" | tee "$out/table.md"
+exit $failed
