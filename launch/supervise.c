@@ -20,6 +20,7 @@
 #include "base/alloc.h"
 #include "base/check.h"
 #include "launch/notify.h"
+#include "link/daemon.h"
 #include "link/runtime.h"
 
 #define TICK_NS (50 * CLOCK_MS)
@@ -89,7 +90,9 @@ int supervise_create(const struct supervise_config *config, const struct supervi
     struct supervise *s = mem_alloc(1, sizeof *s);
     *s = (struct supervise){
         .loop = config->loop, .ops = ops, .arg = arg, .notify_fd = -1, .lifeline = {-1, -1}, .timer = -1};
-    int r = find_bin_dir(config->bin_dir, s->bin_dir, err);
+    int r = daemon_open_files(err);
+    if (!r)
+        r = find_bin_dir(config->bin_dir, s->bin_dir, err);
     if (r)
         goto fail;
     if (!config->dir) {
