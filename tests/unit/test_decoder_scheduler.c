@@ -12,7 +12,6 @@
 
 #include <cmocka.h>
 
-#include "decoder/generation.h"
 #include "tests/unit/decoder_rig.h"
 
 /* ---- tests ---- */
