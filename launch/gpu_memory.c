@@ -9,11 +9,24 @@ static struct memory_gpu_head head_of(const struct model *model, const struct he
 {
     const struct model_config *m = model_config(model);
     if (!head)
-        return (struct memory_gpu_head){m->vocab,    m->hidden, m->q_heads,  m->kv_heads,
-                                        m->head_dim, 1,         m->rope.dims};
+        return (struct memory_gpu_head){.vocab = m->vocab,
+                                        .hidden = m->hidden,
+                                        .q_heads = m->q_heads,
+                                        .kv_heads = m->kv_heads,
+                                        .head_dim = m->head_dim,
+                                        .groups = 1,
+                                        .rope_dims = m->rope.dims};
     const struct head_config *h = head_config(head);
-    return (struct memory_gpu_head){h->vocab,    h->hidden, h->q_heads,  h->kv_heads,
-                                    h->head_dim, h->groups, h->rope.dims};
+    struct memory_gpu_head ret = {.vocab = h->vocab,
+                                  .hidden = h->hidden,
+                                  .q_heads = h->q_heads,
+                                  .kv_heads = h->kv_heads,
+                                  .head_dim = h->head_dim,
+                                  .groups = h->groups,
+                                  .rope_dims = h->rope.dims};
+    for (uint32_t g = 0; g < h->groups; g++)
+        ret.head_norms += !!head_groups(head)[g].q_norm.data + !!head_groups(head)[g].k_norm.data;
+    return ret;
 }
 
 void gpu_memory_layout(const struct model *model, const struct head *head, uint32_t context,

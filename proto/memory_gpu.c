@@ -32,7 +32,7 @@ void memory_gpu_retriever(const struct memory_gpu_head *h, uint32_t context, uin
     uint64_t fit = work / (scores + 2 * pooled);
     *ret = (struct memory_gpu_retriever){.row_bytes = context * kv_row * KEY_BYTES};
     ret->weights = 2 * h->vocab * hidden + h->groups * (2 * heads * h->head_dim * hidden + 4 * hidden) +
-                   2 * (uint64_t)h->rope_dims;
+                   2 * (uint64_t)h->rope_dims + 4 * (uint64_t)h->head_norms * h->head_dim;
     ret->group_bytes = sequences * ret->row_bytes;
     ret->keys = h->groups * ret->group_bytes + 8 * (uint64_t)sequences;
     ret->slice = (uint32_t)(fit < 1 ? 1 : fit < sequences ? fit : sequences);

@@ -21,6 +21,7 @@ struct memory_gpu_model {
 
 struct memory_gpu_head {
     uint32_t vocab, hidden, q_heads, kv_heads, head_dim, groups, rope_dims;
+    uint32_t head_norms; /* of queries and of keys, all groups */
 };
 
 struct memory_gpu_load {

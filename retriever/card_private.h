@@ -2,9 +2,12 @@
 #ifndef RETRIEVER_CARD_PRIVATE_H
 #define RETRIEVER_CARD_PRIVATE_H
 
+#include <stdbool.h>
+
 #include "proto/limits.h"
 #include "proto/memory_gpu.h"
 #include "retriever/card.h"
+#include "retriever/reach.h"
 
 enum {
     CARD_TILE = MEMORY_GPU_CHUNK, /* tokens that go through the projections together */
@@ -33,12 +36,14 @@ struct card_slice {
     uint32_t group, first, count; /* queries */
     uint32_t k;                   /* for all of them; less where a range is shorter */
     uint32_t keys_max;
+    bool by_mass;                    /* lists end by the weights: the host picks */
     uint64_t index_at, index_stride; /* where their positions lie, in elements */
 };
 
 struct card_group {
-    void *norm;  /* f32 [hidden] */
-    void *q, *k; /* bf16 [heads * head_dim][hidden] */
+    void *norm;            /* f32 [hidden] */
+    void *q_norm, *k_norm; /* f32 [head_dim], or NULL */
+    void *q, *k;           /* bf16 [heads * head_dim][hidden] */
 };
 
 struct card {
@@ -78,6 +83,10 @@ struct card {
     struct card_ranges *host_ranges;
     uint32_t *host_index;
     float *host_masses;
+    float *host_weights; /* as `weights`, for lists by mass */
+
+    /* host */
+    struct reach_scratch scratch;
 
     struct card_slice *slices; /* in flight, see card_rank.c: [groups * LIMIT_SEQUENCES] */
     uint32_t query_count;

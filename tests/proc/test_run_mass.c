@@ -11,7 +11,9 @@
 
 #include "tests/lib/runcase.h"
 
-#define COMMON "-f", runcase_document(2400), "-n", "24", "--ignore-eos", "-c", "1024", "--poison"
+#define COMMON                                                                                           \
+    "-f", runcase_document(2400), "-n", "24", "--ignore-eos", "-c", "1024", "--poison", "--host-memory", \
+        "256M"
 
 static void expect_equal(const struct runcase *a, const struct runcase *b)
 {
