@@ -244,8 +244,11 @@ static void to_client(struct serve *s, struct msg *msg)
     if (done)
         log_done(r, &msg->done);
     msg->id = r->asked_id;
-    if (!r->gone && bus_reply(s->server, &r->peer, msg) < 0 && !done)
-        forget_client(s, r);
+    if (!r->gone && bus_reply(s->server, &r->peer, msg) < 0) { /* it must not wait for what it missed */
+        if (!done)
+            forget_client(s, r);
+        bus_lose_peer(s->server, &r->peer);
+    }
     if (!done)
         return;
     requests_remove(&s->requests, r);
