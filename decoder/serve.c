@@ -341,17 +341,18 @@ static void on_bell(void *arg, uint32_t events)
 static void start_device(struct serve *s)
 {
     const struct settings *o = s->options;
+    uint32_t context = s->identity.layout.context_max, chunk = o->chunk < context ? o->chunk : context;
     struct device_options device = {.model = s->model,
                                     .device = o->device,
                                     .pass = {.threads = o->threads,
                                              .isa = o->isa,
                                              .activations = o->activations,
-                                             .tokens_max = o->chunk > o->sequences ? o->chunk : o->sequences,
+                                             .tokens_max = chunk > o->sequences ? chunk : o->sequences,
                                              .entries_max = o->sequences,
                                              .logits_max = o->sequences},
-                                    .context = s->identity.layout.context_max,
+                                    .context = context,
                                     .sequences = o->sequences,
-                                    .chunk = o->chunk};
+                                    .chunk = chunk};
     s->device = device_start(&device, s->posts);
 }
 
