@@ -260,27 +260,6 @@ static void what_the_card_cannot_hold_is_refused(void **state)
     rig_free(&r);
 }
 
-/* The card's projections know no norms of queries and keys: without them the selection would be another. */
-static void a_head_with_norms_of_its_own_is_refused(void **state)
-{
-    (void)state;
-    struct rig *r = rig_make(&exact);
-    struct head_group groups[RIG_GROUPS_MAX];
-    struct head_config c = *head_config(r->head);
-    struct err err = {0};
-    memcpy(groups, head_groups(r->head), c.groups * sizeof *groups);
-    groups[1].q_norm = groups[1].k_norm = (struct model_tensor){DTYPE_F32, 1, RIG_HEAD_DIM, r->q[0], 0};
-    char path[128];
-    snprintf(path, sizeof path, "%s.normed", r->head_path);
-    assert_int_equal(head_write(path, &c, NULL, groups, &err), 0);
-    head_free(&r->head);
-    assert_int_equal(head_open(path, r->model, &r->head, &err), 0);
-    struct selector_options o = {.device = "cuda:1", .context = 4096, .sequences = 8};
-    assert_int_equal(refused(r, o, "groups.1.q_norm.weight on a GPU"), -ENOTSUP);
-    unlink(path);
-    rig_free(&r);
-}
-
 static void memory_is_counted(void **state)
 {
     (void)state;
@@ -348,7 +327,6 @@ int main(void)
         cmocka_unit_test(sequences_together_and_their_differences),
         cmocka_unit_test(small_slices_change_nothing),
         cmocka_unit_test(what_the_card_cannot_hold_is_refused),
-        cmocka_unit_test(a_head_with_norms_of_its_own_is_refused),
         cmocka_unit_test(memory_is_counted),
         cmocka_unit_test(weights_that_are_not_finite_are_refused),
     };
