@@ -30,8 +30,8 @@ struct blocks {
     uint32_t present;   /* blocks that the file holds */
     uint32_t populated; /* blocks [0, populated) have been touched: no page faults there */
     uint32_t ahead;     /* so many beyond those in use are populated in time */
-    uint32_t *refs; /* [blocks_max] */
-    uint32_t *free; /* stack of FREE blocks that are present */
+    uint32_t *refs;     /* [blocks_max] */
+    uint32_t *free;     /* stack of FREE blocks that are present */
     uint32_t free_count;
     uint64_t block_bytes, rows_at; /* private copies of header fields */
 };

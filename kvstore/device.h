@@ -29,8 +29,8 @@ struct device_slab {
 #define DEVICE_NO_PAGE UINT16_MAX
 
 struct device {
-    struct device_gpu *gpu; /* borrowed; NULL: a memfd */
-    struct segment segment; /* memfd only */
+    struct device_gpu *gpu;        /* borrowed; NULL: a memfd */
+    struct segment segment;        /* memfd only */
     uint8_t handle[GPU_IPC_BYTES]; /* GPU only */
     uint8_t *base;
     uint64_t bytes, slab_bytes, page_bytes;

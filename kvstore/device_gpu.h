@@ -28,14 +28,14 @@ struct device_gpu {
     struct gpu *gpu;
     struct CUstream_st *stream; /* of high priority: a gather must not queue behind a whole chip of work */
     struct gpu_info info;
-    struct err error;            /* code 0 while the GPU is sound */
-    _Atomic uint32_t *reached;   /* pinned, written by the stream: the last ticket it has passed */
-    uint32_t *reached_at;        /* the same for the stream */
-    uint32_t ticket;             /* the last one that was queued */
-    bool ahead;                  /* work was queued behind it */
+    struct err error;          /* code 0 while the GPU is sound */
+    _Atomic uint32_t *reached; /* pinned, written by the stream: the last ticket it has passed */
+    uint32_t *reached_at;      /* the same for the stream */
+    uint32_t ticket;           /* the last one that was queued */
+    bool ahead;                /* work was queued behind it */
     struct device_gpu_buffer buffers[DEVICE_GPU_BUFFERS];
-    uint32_t buffer;             /* that is filled now, `used` bytes of it */
-    uint64_t used, buffer_bytes; /* of each */
+    uint32_t buffer;                 /* that is filled now, `used` bytes of it */
+    uint64_t used, buffer_bytes;     /* of each */
     uint64_t kv_bytes, tables_bytes; /* device memory that is held now, for status */
     uint64_t registered_bytes;
     int64_t look_ns; /* when to ask again */

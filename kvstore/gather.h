@@ -43,7 +43,7 @@ struct gather {
     uint32_t slots, units_per_slab; /* of the control header */
     struct gather_job *jobs;
     uint32_t count, room;
-    uint32_t low, end;    /* layers that the bodies touch now */
+    uint32_t low, end;      /* layers that the bodies touch now */
     struct gather_gpu *gpu; /* NULL: memfd */
 };
 
@@ -56,8 +56,8 @@ void gather_detach(struct gather *gather);
 
 /* Loads [from, count) of `loads` into the slots of layers [layer, end_layer); loads of groups outside are
  * left out. Returns the bytes that it will move. */
-uint64_t gather_rows(struct gather *gather, struct sequence *sequence,
-                     const struct elastic_loads *loads, const uint32_t from_layer_end[3]);
+uint64_t gather_rows(struct gather *gather, struct sequence *sequence, const struct elastic_loads *loads,
+                     const uint32_t from_layer_end[3]);
 
 /* Positions [first, end) between the host and pages (or back). `pages` as in struct gather_job. */
 void gather_pages(struct gather *gather, const struct gather_job *job);
@@ -110,8 +110,7 @@ static inline uint64_t gather_row_at(const struct gather *g, const struct sequen
                                      uint32_t position)
 {
     uint64_t block = s->record->block[position / BLOCK_TOKENS];
-    return block * g->blocks->block_bytes +
-           layout_row_at(&g->blocks->layout, head, position % BLOCK_TOKENS);
+    return block * g->blocks->block_bytes + layout_row_at(&g->blocks->layout, head, position % BLOCK_TOKENS);
 }
 
 #endif

@@ -239,10 +239,11 @@ static void fill_rows(void *arg, int index, int thread)
     struct cuda_move *out = g->rows_host + job->at;
     for (uint32_t i = job->first; i < job->end; i++) {
         const struct elastic_load *load = &job->loads[i];
-        *out++ = (struct cuda_move){.host = gather_row_at(g->gather, job->sequence, load->head, load->position),
-                                    .item = load->slot,
-                                    .head = load->head,
-                                    .row = (uint16_t)job->sequence->index};
+        *out++ =
+            (struct cuda_move){.host = gather_row_at(g->gather, job->sequence, load->head, load->position),
+                               .item = load->slot,
+                               .head = load->head,
+                               .row = (uint16_t)job->sequence->index};
     }
 }
 
@@ -421,9 +422,8 @@ static uint32_t launch_move(struct gather_gpu *g, uint32_t from)
     uint32_t pages = sequence_pages(s->committed);
     uint64_t copies_bytes = (count * sizeof(struct cuda_copy) + 7) / 8 * 8;
     void *device = NULL;
-    struct cuda_copy *copies = count == 0 ? NULL
-                                          : device_gpu_take(g->device,
-                                                            copies_bytes + (uint64_t)layers * pages * 8, &device);
+    struct cuda_copy *copies =
+        count == 0 ? NULL : device_gpu_take(g->device, copies_bytes + (uint64_t)layers * pages * 8, &device);
     if (!copies)
         return end;
     uint64_t *at = (uint64_t *)((uint8_t *)copies + copies_bytes);
@@ -432,7 +432,8 @@ static uint32_t launch_move(struct gather_gpu *g, uint32_t from)
     for (uint32_t i = from; i < end; i++) {
         const struct elastic_head *h = elastic_head(&s->elastic, all->jobs[i].group, all->jobs[i].head);
         for (uint32_t slot = 0; slot < h->used; slot++)
-            *copies++ = (struct cuda_copy){.from = h->position_of[slot], .to = slot, .head = all->jobs[i].head};
+            *copies++ =
+                (struct cuda_copy){.from = h->position_of[slot], .to = slot, .head = all->jobs[i].head};
     }
     struct cuda_copies c = {
         .from = pages_view(g, (const uint64_t *)((const uint8_t *)device + copies_bytes), layers, pages),

@@ -67,15 +67,15 @@ struct step {
 };
 
 struct residency {
-    uint32_t runs, resident;    /* of the model; resident in the version in use */
-    uint32_t version, proposed; /* in use, and proposed last */
-    uint32_t runs_of[CONTROL_RESIDENT_RING];       /* resident runs of version v at v % 64 */
-    uint32_t returning;         /* runs being filled for; 0: none */
-    int32_t forced;             /* tests: that many runs, whatever memory says; -1: by memory */
-    uint32_t staging_pages;     /* of one layer and buffer */
-    uint32_t staging_slabs;     /* both buffers, all layers of a run */
-    uint64_t *staging;          /* [2][layer of a run][staging_pages] places; NULL: not taken */
-    uint64_t *staging_slab;     /* [staging_slabs] */
+    uint32_t runs, resident;                 /* of the model; resident in the version in use */
+    uint32_t version, proposed;              /* in use, and proposed last */
+    uint32_t runs_of[CONTROL_RESIDENT_RING]; /* resident runs of version v at v % 64 */
+    uint32_t returning;                      /* runs being filled for; 0: none */
+    int32_t forced;                          /* tests: that many runs, whatever memory says; -1: by memory */
+    uint32_t staging_pages;                  /* of one layer and buffer */
+    uint32_t staging_slabs;                  /* both buffers, all layers of a run */
+    uint64_t *staging;                       /* [2][layer of a run][staging_pages] places; NULL: not taken */
+    uint64_t *staging_slab;                  /* [staging_slabs] */
     uint32_t staging_layers;
 };
 

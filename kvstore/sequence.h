@@ -30,15 +30,15 @@ struct sequence {
     int64_t orphan_until_ns; /* not attached: when it is dropped */
     bool closing;            /* CLOSE has come; waits for the step that names it */
     uint64_t close_request;
-    bool failed;   /* a step of it could not be served: every later one is refused */
-    bool in_step;  /* named by the step in flight */
-    uint32_t next; /* position of the next token */
-    uint32_t committed; /* positions whose rows are in the arena, for all that is gathered from now on */
-    uint32_t published; /* and for whoever reads the arena: as far as record->committed says */
-    uint32_t blocks;    /* entries of record->block */
+    bool failed;             /* a step of it could not be served: every later one is refused */
+    bool in_step;            /* named by the step in flight */
+    uint32_t next;           /* position of the next token */
+    uint32_t committed;      /* positions whose rows are in the arena, for all that is gathered from now on */
+    uint32_t published;      /* and for whoever reads the arena: as far as record->committed says */
+    uint32_t blocks;         /* entries of record->block */
     uint32_t blocks_reached; /* blocks [0, blocks_reached) are registered with the GPU */
-    uint32_t sealed;       /* blocks [0, sealed) are SEALED */
-    uint32_t first_sparse; /* lowest position made by a sparse step, or UINT32_MAX */
+    uint32_t sealed;         /* blocks [0, sealed) are SEALED */
+    uint32_t first_sparse;   /* lowest position made by a sparse step, or UINT32_MAX */
 
     uint32_t pages_max;
     uint64_t *pages;                  /* [layer][pages_max] places of own pages */

@@ -251,8 +251,10 @@ static void prepare_part(void *arg, int index, int thread)
     tables_lists(&p->tables, p->step.step, work->phase, s, part->position);
     tables_entry(&p->tables, p->step.step, work->phase, part->index, 0,
                  s->loaded + e->loads.count + e->fills.count);
-    if (e->is_short)
+    if (e->is_short && residency_layers(p) > 0) {
         tables_attend_all(&p->tables, p->step.step, work->phase, part->index);
+        s->counters.fallbacks += work->phase;
+    }
 }
 
 static void rows_ready(void *arg, uint32_t run)
@@ -283,7 +285,8 @@ static void gather_early_rest(struct planner *p)
     uint32_t low = layout_run_first(&p->layout, step->runs_raised), resident = residency_layers(p);
     for (uint32_t i = 0; i < step->parts; i++)
         if (step->part[i].sequence)
-            planner_gather_layers(p, step->part[i].sequence, low > resident ? low : resident, p->layout.layers);
+            planner_gather_layers(p, step->part[i].sequence, low > resident ? low : resident,
+                                  p->layout.layers);
     gather_run(&p->gather);
     for (uint32_t i = 0; i < step->parts; i++)
         if (step->part[i].sequence)

@@ -57,6 +57,7 @@ int store_options_parse(int argc, char **argv, struct store_options *ret, struct
         options_help(table, stdout);
     }
     if (r == 0 && strcmp(ret->device, "cpu") != 0 && !gpu_named(ret->device))
-        return err_set(err, -EINVAL, "--device: found %s, expected cpu, cuda, cuda:N or GPU-UUID", ret->device);
+        return err_set(err, -EINVAL, "--device: found %s, expected cpu, cuda, cuda:N or GPU-UUID",
+                       ret->device);
     return r;
 }

@@ -5,6 +5,7 @@
 #define TESTS_KVSTORE_FAKE_H
 
 #include <errno.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -42,7 +43,7 @@ struct fake_sequence {
     uint32_t index, next, prompt, capacity, budget, sinks, window;
     bool has;      /* the retriever sent a set */
     uint32_t base; /* usual budget, past which lists grow in some steps, with marks; 0: the budget */
-    uint32_t grown, fallbacks; /* sets sent with the marks */
+    uint32_t grown, fallbacks; /* sets sent with the mark; steps in which it was to be heeded */
     struct fake_set set, before;
     uint32_t tokens[FAKE_CONTEXT];
 };
@@ -134,8 +135,8 @@ static inline int fake_gpu_teardown(void **state)
 }
 
 /* The tests with a memfd, then with the GPU. */
-#define fake_run_both(tests)                       \
-    (cmocka_run_group_tests(tests, NULL, NULL) +   \
+#define fake_run_both(tests)                     \
+    (cmocka_run_group_tests(tests, NULL, NULL) + \
      cmocka_run_group_tests_name(#tests " on a GPU", tests, fake_gpu_setup, fake_gpu_teardown))
 
 static inline struct planner_options fake_options(void)

@@ -21,8 +21,10 @@ static inline bool fake_up(struct fake *f, unsigned flag)
 static inline bool fake_comes(struct fake *f, unsigned flag)
 {
     int64_t deadline = clock_now_ns() + FAKE_PATIENCE;
-    while (fake_gpu && !fake_up(f, flag) && !planner_error(f->planner) && clock_now_ns() < deadline)
+    while (fake_gpu && !fake_up(f, flag) && !planner_error(f->planner) && clock_now_ns() < deadline) {
         planner_advance(f->planner);
+        sched_yield(); /* the stream is a thread */
+    }
     const struct err *err = planner_error(f->planner);
     if (err)
         fail_msg("%s", err->text);
