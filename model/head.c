@@ -13,9 +13,18 @@
 
 #include "base/alloc.h"
 #include "base/parse.h"
+#include "model/head_private.h"
 #include "model/safetensors.h"
 
-enum { TENSORS_MAX = 3 * HEAD_GROUPS_MAX + 2, ALIGNMENT = 8, VALUE_BYTES = 320, NAME_BYTES = 40 };
+enum {
+    PARTS = 4,
+    TENSORS_MAX = PARTS * HEAD_GROUPS_MAX + 2,
+    ALIGNMENT = 8,
+    VALUE_BYTES = 320,
+    NAME_BYTES = 40
+};
+
+#define SHARED_NORM "norm.weight"
 
 struct head {
     char *path;
@@ -31,23 +40,25 @@ struct head {
 /* Metadata whose value has one form only. */
 static const struct {
     const char *key, *value;
-} fixed[] = {{"format", "specontext-head"}, {"version", "1"}, {"embedding", "model"}, {"features", "none"}};
+} fixed[] = {{"format", "specontext-head"}, {"version", "1"}, {"embedding", "model"}};
 
 static const struct number_field {
     const char *key;
-    size_t at; /* of a uint32_t in struct head_config */
-    uint32_t least, most;
+    size_t at;                       /* of a uint32_t in struct head_config */
+    uint32_t least, most, otherwise; /* its value when it is not said; 0: it must be */
 } numbers[] = {
-    {"vocab", offsetof(struct head_config, vocab), 1, 1 << 24},
-    {"hidden", offsetof(struct head_config, hidden), 1, 1 << 17},
-    {"q_heads", offsetof(struct head_config, q_heads), 1, 4096},
-    {"kv_heads", offsetof(struct head_config, kv_heads), 1, 4096},
-    {"head_dim", offsetof(struct head_config, head_dim), 2, MODEL_HEAD_DIM_MAX},
-    {"layers", offsetof(struct head_config, layers), 1, MODEL_LAYERS_MAX},
-    {"groups", offsetof(struct head_config, groups), 1, HEAD_GROUPS_MAX},
-    {"rope_dims", offsetof(struct head_config, rope.dims), 2, MODEL_HEAD_DIM_MAX},
-    {"rope_original_context", offsetof(struct head_config, rope.original_context), 1, HEAD_CONTEXT_MAX},
-    {"trained_context", offsetof(struct head_config, trained_context), 1, HEAD_CONTEXT_MAX},
+    {"vocab", offsetof(struct head_config, vocab), 1, 1 << 24, 0},
+    {"hidden", offsetof(struct head_config, hidden), 1, 1 << 17, 0},
+    {"q_heads", offsetof(struct head_config, q_heads), 1, 4096, 0},
+    {"kv_heads", offsetof(struct head_config, kv_heads), 1, 4096, 0},
+    {"head_dim", offsetof(struct head_config, head_dim), 2, MODEL_HEAD_DIM_MAX, 0},
+    {"views", offsetof(struct head_config, views), 1, HEAD_VIEWS_MAX, 1},
+    {"taps", offsetof(struct head_config, taps), 1, HEAD_TAPS_MAX, 1},
+    {"layers", offsetof(struct head_config, layers), 1, MODEL_LAYERS_MAX, 0},
+    {"groups", offsetof(struct head_config, groups), 1, HEAD_GROUPS_MAX, 0},
+    {"rope_dims", offsetof(struct head_config, rope.dims), 2, MODEL_HEAD_DIM_MAX, 0},
+    {"rope_original_context", offsetof(struct head_config, rope.original_context), 1, HEAD_CONTEXT_MAX, 0},
+    {"trained_context", offsetof(struct head_config, trained_context), 1, HEAD_CONTEXT_MAX, 0},
 };
 
 static const struct real_field {
@@ -64,6 +75,7 @@ static const struct real_field {
     {"rope_attn_factor", offsetof(struct head_config, rope.attn_factor), 0, 1e4f, 1},
 };
 
+static const char *const features_names[] = {"none", "context", NULL};
 static const char *const pairs_names[] = {"adjacent", "halves", NULL};
 static const char *const scaling_names[] = {"none", "linear", "yarn", NULL}; /* enum model_rope_scaling */
 static const char *const pool_names[] = {"max", "mean", NULL};               /* enum head_pool */
@@ -82,10 +94,10 @@ __attribute__((format(printf, 4, 5))) static int refuse(const char *path, struct
     return err_set(err, code, "%.200s: %s", path, detail);
 }
 
-/* The tensors of a group: 0 norm, 1 q, 2 k. */
+/* The tensors of a group: 0 norm, 1 q, 2 k, 3 taps. */
 static void name_part(char name[NAME_BYTES], uint32_t group, unsigned part)
 {
-    static const char *const parts[] = {"norm", "q", "k"};
+    static const char *const parts[PARTS] = {"norm", "q", "k", "taps"};
     snprintf(name, NAME_BYTES, "groups.%" PRIu32 ".%s.weight", group, parts[part]);
 }
 
@@ -139,7 +151,10 @@ static int parse_number(const char **text, uint64_t *ret)
 static int read_numbers(struct head *h, struct err *err)
 {
     for (unsigned i = 0; i < COUNT(numbers); i++) {
-        const char *text;
+        const char *text = safetensors_metadata(h->file, numbers[i].key);
+        FIELD(uint32_t, &h->config, numbers[i].at) = numbers[i].otherwise;
+        if (!text && numbers[i].otherwise)
+            continue;
         int rc = read_text(h, numbers[i].key, &text, err);
         if (rc < 0)
             return rc;
@@ -263,15 +278,21 @@ static int check_relations(const char *path, const struct head_config *c, struct
 static int read_config(struct head *h, struct err *err)
 {
     struct head_config *c = &h->config;
-    unsigned halves = 0, scaling = 0, pool = 0;
+    unsigned halves = 0, scaling = 0, pool = 0, features = 0;
     c->rope = (struct model_rope){.beta_fast = 32, .beta_slow = 1, .attn_factor = 1};
     int rc;
-    if ((rc = read_numbers(h, err)) < 0 || (rc = read_reals(h, err)) < 0 ||
+    if ((rc = read_choice(h, "features", features_names, &features, err)) < 0 ||
+        (rc = read_numbers(h, err)) < 0 || (rc = read_reals(h, err)) < 0 ||
         (rc = check_ranges(h->path, c, err)) < 0 ||
         (rc = read_choice(h, "rope_pairs", pairs_names, &halves, err)) < 0 ||
         (rc = read_choice(h, "rope_scaling", scaling_names, &scaling, err)) < 0 ||
         (rc = read_choice(h, "pool", pool_names, &pool, err)) < 0 || (rc = read_group_layers(h, err)) < 0)
         return rc;
+    if ((features == 1) != head_has_context(c))
+        return refuse(h->path, err, -EBADMSG,
+                      "features: found \"%s\" with %" PRIu32 " views and %" PRIu32
+                      " taps, expected more than 1 with \"context\" alone",
+                      features_names[features], c->views, c->taps);
     c->rope.halves = halves == 1;
     c->rope.scaling = (enum model_rope_scaling)scaling;
     c->pool = (enum head_pool)pool;
@@ -329,11 +350,12 @@ static int check_model(const struct head *h, const struct model *model, struct e
     return 0;
 }
 
-/* What a tensor must be; rows 0 stands for a float32 vector of `cols`. */
+/* What a tensor must be; rows 0 stands for a vector of `cols`. */
 struct want {
-    const char *name;
+    char name[NAME_BYTES];
     uint32_t rows, cols;
     struct model_tensor *to;
+    bool f32; /* no other type will do */
 };
 
 static const struct {
@@ -354,12 +376,12 @@ static int read_tensor(struct head *h, const struct want *w, struct err *err)
                       " dimensions), expected %" PRIu32 " x %" PRIu32,
                       w->name, t->dims > 1 ? t->shape[0] : 1, t->dims ? t->shape[t->dims > 1] : 1, t->dims,
                       rows, w->cols);
-    unsigned i = 0, known = vector ? 1 : COUNT(types); /* a vector must be of the first type */
+    unsigned i = 0, known = w->f32 ? 1 : COUNT(types); /* the first is F32 */
     while (i < known && types[i].file != t->type)
         i++;
     if (i == known)
         return refuse(h->path, err, -ENOTSUP, "tensor %s: type: found %s, expected %s", w->name,
-                      safetensors_type_name(t->type), vector ? "F32" : "F32, F16 or BF16");
+                      safetensors_type_name(t->type), w->f32 ? "F32" : "F32, F16 or BF16");
     *w->to = (struct model_tensor){types[i].type, rows, w->cols, t->data, t->bytes};
     if ((uintptr_t)t->data % ALIGNMENT) {
         void *copy = mem_alloc_aligned(t->bytes, 1);
@@ -369,19 +391,29 @@ static int read_tensor(struct head *h, const struct want *w, struct err *err)
     return 0;
 }
 
+/* The tensors of group g; returns how many. */
+static unsigned list_group(const struct head_config *c, uint32_t g, struct head_group *group,
+                           struct want wants[PARTS])
+{
+    uint32_t width = c->views * c->hidden;
+    wants[0] = (struct want){"", 0, c->hidden, &group->norm, true};
+    wants[1] = (struct want){"", c->q_heads * c->head_dim, width, &group->q, false};
+    wants[2] = (struct want){"", c->kv_heads * c->head_dim, width, &group->k, false};
+    wants[3] = (struct want){"", c->views, c->taps, &group->taps, true};
+    for (unsigned i = 0; i < PARTS; i++)
+        name_part(wants[i].name, g, i);
+    return head_has_context(c) ? PARTS : PARTS - 1;
+}
+
 static int read_group(struct head *h, uint32_t g, struct err *err)
 {
     const struct head_config *c = &h->config;
     struct head_group *group = &h->groups[g];
-    char names[3][NAME_BYTES];
-    for (unsigned i = 0; i < 3; i++)
-        name_part(names[i], g, i);
-    const struct want wants[] = {
-        {safetensors_find(h->file, names[0]) ? names[0] : "norm.weight", 0, c->hidden, &group->norm},
-        {names[1], c->q_heads * c->head_dim, c->hidden, &group->q},
-        {names[2], c->kv_heads * c->head_dim, c->hidden, &group->k},
-    };
-    for (unsigned i = 0; i < COUNT(wants); i++) {
+    struct want wants[PARTS];
+    unsigned count = list_group(c, g, group, wants);
+    if (!safetensors_find(h->file, wants[0].name))
+        snprintf(wants[0].name, NAME_BYTES, SHARED_NORM);
+    for (unsigned i = 0; i < count; i++) {
         int rc = read_tensor(h, &wants[i], err);
         if (rc < 0)
             return rc;
@@ -392,7 +424,7 @@ static int read_group(struct head *h, uint32_t g, struct err *err)
 static int read_freqs(struct head *h, struct err *err)
 {
     struct model_rope *rope = &h->config.rope;
-    struct want want = {"rope_freqs.weight", 0, rope->dims / 2, &h->freqs};
+    struct want want = {"rope_freqs.weight", 0, rope->dims / 2, &h->freqs, true};
     int rc = safetensors_find(h->file, want.name) ? read_tensor(h, &want, err) : 0;
     if (rc < 0)
         return rc;
@@ -409,10 +441,10 @@ static int check_unknown(const struct head *h, struct err *err)
 {
     for (uint32_t i = 0; i < safetensors_count(h->file); i++) {
         struct name name = safetensors_at(h->file, i)->name;
-        int known = name_is(name, "norm.weight") || name_is(name, "rope_freqs.weight");
+        int known = name_is(name, SHARED_NORM) || name_is(name, "rope_freqs.weight");
         for (uint32_t g = 0; g < h->config.groups && !known; g++) {
             char text[NAME_BYTES];
-            for (unsigned p = 0; p < 3 && !known; p++) {
+            for (unsigned p = 0; p < (head_has_context(&h->config) ? PARTS : PARTS - 1) && !known; p++) {
                 name_part(text, g, p);
                 known = name_is(name, text);
             }
@@ -428,63 +460,13 @@ static int check_unknown(const struct head *h, struct err *err)
 static int read_tensors(struct head *h, struct err *err)
 {
     struct model_tensor norm;
-    struct want want = {"norm.weight", 0, h->config.hidden, &norm};
+    struct want want = {SHARED_NORM, 0, h->config.hidden, &norm, true};
     int rc = read_tensor(h, &want, err);
     for (uint32_t g = 0; rc == 0 && g < h->config.groups; g++)
         rc = read_group(h, g, err);
     if (rc == 0)
         rc = read_freqs(h, err);
     return rc < 0 ? rc : check_unknown(h, err);
-}
-
-static uint64_t bits_of(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-/* What is named as a recommendation or a remark (pool, source) is no part of it. */
-static struct hash128 make_fingerprint(const struct head *h)
-{
-    const struct head_config *c = &h->config;
-    const struct model_rope *r = &c->rope;
-    uint64_t words[] = {1,
-                        c->model.lo,
-                        c->model.hi,
-                        c->tokenizer.lo,
-                        c->tokenizer.hi,
-                        c->vocab,
-                        c->hidden,
-                        c->q_heads,
-                        c->kv_heads,
-                        c->head_dim,
-                        c->layers,
-                        c->groups,
-                        bits_of(c->rms_eps),
-                        bits_of(r->base),
-                        r->dims,
-                        r->halves,
-                        r->scaling,
-                        bits_of(r->factor),
-                        r->original_context,
-                        bits_of(r->beta_fast),
-                        bits_of(r->beta_slow),
-                        bits_of(r->attn_factor),
-                        c->trained_context};
-    struct hash128 hash = hash_bytes(0, words, sizeof words);
-    hash = hash_chain(hash, c->group_first_layer, (c->groups + 1) * sizeof *c->group_first_layer);
-    for (uint32_t g = 0; g < c->groups; g++) {
-        const struct model_tensor *tensors[] = {&h->groups[g].norm, &h->groups[g].q, &h->groups[g].k};
-        for (unsigned i = 0; i < COUNT(tensors); i++) {
-            uint32_t type = tensors[i]->type;
-            hash = hash_chain(hash, &type, sizeof type);
-            hash = hash_chain(hash, tensors[i]->data, tensors[i]->bytes);
-        }
-    }
-    if (c->calibration.count) /* it decides how long lists are where that goes by mass */
-        hash = hash_chain(hash, &c->calibration, sizeof c->calibration);
-    return r->freq_factors ? hash_chain(hash, r->freq_factors, h->freqs.bytes) : hash;
 }
 
 int head_open(const char *path, const struct model *model, struct head **ret_head, struct err *err)
@@ -506,7 +488,7 @@ int head_open(const char *path, const struct model *model, struct head **ret_hea
         head_free(&h);
         return rc;
     }
-    h->fingerprint = make_fingerprint(h);
+    h->fingerprint = head_hash(&h->config, h->groups);
     *ret_head = h;
     return 0;
 }
@@ -550,7 +532,7 @@ struct hash128 head_fingerprint(const struct head *head)
 
 /* Metadata while it is put together: values of numbers rest in `texts`. */
 struct metadata {
-    struct safetensors_pair pairs[COUNT(fixed) + COUNT(numbers) + COUNT(reals) + 8];
+    struct safetensors_pair pairs[COUNT(fixed) + COUNT(numbers) + COUNT(reals) + 9];
     char texts[COUNT(numbers) + COUNT(reals) + 3][VALUE_BYTES];
     char calibration[CALIBRATION_TEXT_BYTES];
     unsigned pair_count, text_count;
@@ -579,8 +561,10 @@ static void put_config(struct metadata *m, struct head_config *c)
         put_text(m, fixed[i].key, fixed[i].value);
     put_format(m, "model", "%016" PRIx64 "%016" PRIx64, c->model.hi, c->model.lo);
     put_format(m, "tokenizer", "%016" PRIx64 "%016" PRIx64, c->tokenizer.hi, c->tokenizer.lo);
+    put_text(m, "features", features_names[head_has_context(c)]);
     for (unsigned i = 0; i < COUNT(numbers); i++)
-        put_format(m, numbers[i].key, "%" PRIu32, FIELD(uint32_t, c, numbers[i].at));
+        if (FIELD(uint32_t, c, numbers[i].at) != numbers[i].otherwise)
+            put_format(m, numbers[i].key, "%" PRIu32, FIELD(uint32_t, c, numbers[i].at));
     for (unsigned i = 0; i < COUNT(reals); i++)
         put_format(m, reals[i].key, "%.9g", (double)FIELD(float, c, reals[i].at));
     for (uint32_t g = 0, at = 0; g <= c->groups; g++)
@@ -614,12 +598,12 @@ static int put_tensor(struct tensor_list *list, const char *path, const struct w
         return refuse(path, err, -EBADMSG,
                       "tensor %s: shape: found %" PRIu32 " x %" PRIu32 ", expected %" PRIu32 " x %" PRIu32,
                       w->name, t->rows, t->cols, rows, w->cols);
-    unsigned i = 0, known = vector ? 1 : COUNT(types);
+    unsigned i = 0, known = w->f32 ? 1 : COUNT(types);
     while (i < known && types[i].type != t->type)
         i++;
     if (i == known)
         return refuse(path, err, -ENOTSUP, "tensor %s: type: found number %d, expected %s", w->name,
-                      (int)t->type, vector ? "F32" : "F32, F16 or BF16");
+                      (int)t->type, w->f32 ? "F32" : "F32, F16 or BF16");
     struct safetensors_entry *e = &list->entries[list->count];
     snprintf(list->names[list->count], sizeof list->names[0], "%s", w->name);
     *e = (struct safetensors_entry){.name = list->names[list->count++],
@@ -634,24 +618,24 @@ static int put_group(struct tensor_list *list, const char *path, const struct he
                      const struct head_group *groups, uint32_t g, struct err *err)
 {
     struct head_group group = groups[g];
-    char names[3][NAME_BYTES];
-    for (unsigned i = 0; i < 3; i++)
-        name_part(names[i], g, i);
-    const struct want norm = {g ? names[0] : "norm.weight", 0, c->hidden, &group.norm},
-                      q = {names[1], c->q_heads * c->head_dim, c->hidden, &group.q},
-                      k = {names[2], c->kv_heads * c->head_dim, c->hidden, &group.k};
-    int rc = put_tensor(list, path, &norm, err);
+    struct want wants[PARTS];
+    unsigned count = list_group(c, g, &group, wants);
+    if (g == 0)
+        snprintf(wants[0].name, NAME_BYTES, SHARED_NORM);
+    int rc = put_tensor(list, path, &wants[0], err);
     if (rc == 0 && g && memcmp(group.norm.data, groups[0].norm.data, c->hidden * sizeof(float)) == 0)
         list->count--;
-    if (rc == 0)
-        rc = put_tensor(list, path, &q, err);
-    return rc < 0 ? rc : put_tensor(list, path, &k, err);
+    for (unsigned i = 1; i < count && rc == 0; i++)
+        rc = put_tensor(list, path, &wants[i], err);
+    return rc;
 }
 
 int head_write(const char *path, const struct head_config *config, const struct head_group *groups,
                struct err *err)
 {
     struct head_config c = *config;
+    c.views = c.views ? c.views : 1;
+    c.taps = c.taps ? c.taps : 1;
     int rc = check_ranges(path, &c, err);
     if (rc == 0)
         rc = check_relations(path, &c, err);
@@ -664,7 +648,7 @@ int head_write(const char *path, const struct head_config *config, const struct 
         rc = put_group(list, path, &c, groups, g, err);
     if (rc == 0 && c.rope.freq_factors) {
         struct model_tensor freqs = {DTYPE_F32, 1, c.rope.dims / 2, c.rope.freq_factors, 0};
-        const struct want want = {"rope_freqs.weight", 0, c.rope.dims / 2, &freqs};
+        const struct want want = {"rope_freqs.weight", 0, c.rope.dims / 2, &freqs, true};
         rc = put_tensor(list, path, &want, err);
     }
     struct safetensors_content content = {list->entries, list->count, metadata->pairs, metadata->pair_count};

@@ -5,11 +5,15 @@
  * (fingerprints, 32 hex digits), embedding "model" (by reference: the model file's matrix), vocab, hidden,
  * q_heads, kv_heads, head_dim, layers, groups, group_first_layer ("0,30": groups + 1 numbers), rms_eps,
  * rope_base, rope_dims, rope_pairs adjacent|halves, rope_scaling none|linear|yarn, rope_factor,
- * rope_original_context, trained_context, features "none", pool max|mean; optional: rope_beta_fast,
+ * rope_original_context, trained_context, features none|context, pool max|mean; optional: views, taps (1 when not said), rope_beta_fast,
  * rope_beta_slow, rope_attn_factor, calibration (see calibration.h), source (free text). Other keys are
  * ignored.
- * Tensors: norm.weight F32 [hidden]; groups.G.q.weight [q_heads * head_dim][hidden], groups.G.k.weight
- * [kv_heads * head_dim][hidden] in F32, F16 or BF16; optional: groups.G.norm.weight F32 [hidden] in place of
+ * Features "none": keys and queries are projections of the token's normed embedding. "context": of `views` sums
+ * over the normed embeddings of the token and the taps - 1 before it (none before the sequence's first), one after
+ * the other, each weighted by a row of taps; views or taps is more than 1.
+ * Tensors: norm.weight F32 [hidden]; groups.G.q.weight [q_heads * head_dim][views * hidden], groups.G.k.weight
+ * [kv_heads * head_dim][views * hidden] in F32, F16 or BF16; with context groups.G.taps.weight F32 [views][taps],
+ * the token's own weight first; optional: groups.G.norm.weight F32 [hidden] in place of
  * norm.weight, rope_freqs.weight F32 [rope_dims / 2] (divisors of the frequencies). Others are refused.
  * After head_open the object is read only: any thread. */
 #ifndef MODEL_HEAD_H
@@ -24,6 +28,8 @@
 #include "model/model.h"
 
 #define HEAD_GROUPS_MAX   16u
+#define HEAD_VIEWS_MAX    16u
+#define HEAD_TAPS_MAX     64u
 #define HEAD_CONTEXT_MAX  (1u << 30)
 #define HEAD_SOURCE_BYTES 256
 
@@ -32,8 +38,9 @@ enum head_pool { HEAD_POOL_MAX, HEAD_POOL_MEAN }; /* of the softmax weights of a
 struct head_config {
     struct hash128 model, tokenizer; /* fingerprints of what the head was made for */
     uint32_t vocab, hidden, q_heads, kv_heads, head_dim;
-    uint32_t layers; /* of the model */
-    uint32_t groups; /* group g serves layers [group_first_layer[g], group_first_layer[g + 1]) */
+    uint32_t views, taps; /* of features "context"; 1 and 1 without */
+    uint32_t layers;      /* of the model */
+    uint32_t groups;      /* group g serves layers [group_first_layer[g], group_first_layer[g + 1]) */
     uint32_t group_first_layer[HEAD_GROUPS_MAX + 1];
     float rms_eps;
     struct model_rope rope;         /* as trained; freq_factors point into the file */
@@ -46,9 +53,15 @@ struct head_config {
 /* Source of the shapes: y = W x, W [out][in]. */
 struct head_group {
     struct model_tensor norm; /* F32 [hidden] */
-    struct model_tensor q;    /* [q_heads * head_dim][hidden] */
-    struct model_tensor k;    /* [kv_heads * head_dim][hidden] */
+    struct model_tensor q;    /* [q_heads * head_dim][views * hidden] */
+    struct model_tensor k;    /* [kv_heads * head_dim][views * hidden] */
+    struct model_tensor taps; /* F32 [views][taps]; .data NULL without context */
 };
+
+static inline bool head_has_context(const struct head_config *config)
+{
+    return config->views > 1 || config->taps > 1;
+}
 
 struct head;
 
@@ -76,7 +89,7 @@ int head_rope(const struct head *head, uint32_t context, struct model_rope *ret_
 void head_rope_text(const struct model_rope *rope, char *ret_text, size_t bytes);
 
 /* Writes path atomically. rope.freq_factors may be NULL. A group's norm is written of its own where it
- * differs from that of group 0. Errors as safetensors_write, and -EBADMSG for a config that head_open would
+ * differs from that of group 0. config->views and taps of 0 stand for 1. Errors as safetensors_write, and -EBADMSG for a config that head_open would
  * refuse. */
 int head_write(const char *path, const struct head_config *config, const struct head_group *groups,
                struct err *err);

@@ -32,7 +32,9 @@ enum {
 enum {
     RIG_Q_ROWS = RIG_Q_HEADS * RIG_HEAD_DIM,
     RIG_KV_ROWS = RIG_KV_HEADS * RIG_HEAD_DIM,
-    RIG_GROUPS_MAX = 2
+    RIG_GROUPS_MAX = 2,
+    RIG_VIEWS_MAX = 3,
+    RIG_TAPS_MAX = 5
 };
 
 struct rig {
@@ -40,11 +42,15 @@ struct rig {
     struct model *model;
     struct head *head;
     float norm[RIG_GROUPS_MAX][RIG_HIDDEN];
-    float q[RIG_GROUPS_MAX][RIG_Q_ROWS * RIG_HIDDEN], k[RIG_GROUPS_MAX][RIG_KV_ROWS * RIG_HIDDEN];
+    uint32_t views;
+    float q[RIG_GROUPS_MAX][RIG_Q_ROWS * RIG_VIEWS_MAX * RIG_HIDDEN]; /* rows of views * RIG_HIDDEN */
+    float k[RIG_GROUPS_MAX][RIG_KV_ROWS * RIG_VIEWS_MAX * RIG_HIDDEN];
+    float taps[RIG_GROUPS_MAX][RIG_VIEWS_MAX * RIG_TAPS_MAX]; /* [views][taps] */
 };
 
 struct rig_options {
     uint32_t groups, trained_context, rope_dims;
+    uint32_t views, taps; /* 0: 1 */
     float rms_eps;
     bool halves;
     float (*weight)(const struct tiny_model *m, const char *name, uint32_t row, uint32_t col);
@@ -53,16 +59,18 @@ struct rig_options {
 
 static inline void rig_fill(struct rig *r, const struct rig_options *o)
 {
-    uint32_t seed = 11;
+    uint32_t seed = 11, taps_seed = 12, width = r->views * RIG_HIDDEN;
     for (uint32_t g = 0; g < RIG_GROUPS_MAX; g++) {
         for (uint32_t i = 0; i < RIG_HIDDEN; i++)
             r->norm[g][i] = o->projection ? 1 : 1 + 0.3f * tiny_uniform(&seed);
-        for (uint32_t i = 0; i < RIG_Q_ROWS * RIG_HIDDEN; i++)
-            r->q[g][i] = o->projection ? o->projection(g, 'q', i / RIG_HIDDEN, i % RIG_HIDDEN)
-                                       : 0.6f * tiny_uniform(&seed);
-        for (uint32_t i = 0; i < RIG_KV_ROWS * RIG_HIDDEN; i++)
-            r->k[g][i] = o->projection ? o->projection(g, 'k', i / RIG_HIDDEN, i % RIG_HIDDEN)
-                                       : 0.6f * tiny_uniform(&seed);
+        for (uint32_t i = 0; i < RIG_Q_ROWS * width; i++)
+            r->q[g][i] =
+                o->projection ? o->projection(g, 'q', i / width, i % width) : 0.6f * tiny_uniform(&seed);
+        for (uint32_t i = 0; i < RIG_KV_ROWS * width; i++)
+            r->k[g][i] =
+                o->projection ? o->projection(g, 'k', i / width, i % width) : 0.6f * tiny_uniform(&seed);
+        for (uint32_t i = 0; i < RIG_VIEWS_MAX * RIG_TAPS_MAX; i++)
+            r->taps[g][i] = tiny_uniform(&taps_seed);
     }
 }
 
@@ -88,6 +96,7 @@ static inline struct rig *rig_make(const struct rig_options *o)
     tiny_model_write(&tiny, r->model_path);
     if (model_open(r->model_path, &r->model, &err) < 0)
         fail_msg("%s", err.text);
+    r->views = o->views ? o->views : 1;
     rig_fill(r, o);
     struct head_config c = {.model = model_fingerprint(r->model),
                             .tokenizer = model_tokenizer_fingerprint(r->model),
@@ -97,6 +106,8 @@ static inline struct rig *rig_make(const struct rig_options *o)
                             .kv_heads = RIG_KV_HEADS,
                             .head_dim = RIG_HEAD_DIM,
                             .layers = RIG_LAYERS,
+                            .views = o->views,
+                            .taps = o->taps,
                             .groups = o->groups,
                             .rms_eps = o->rms_eps,
                             .rope = {.base = 10000,
@@ -110,9 +121,11 @@ static inline struct rig *rig_make(const struct rig_options *o)
                             .trained_context = o->trained_context};
     for (uint32_t g = 0; g < o->groups; g++) {
         c.group_first_layer[g + 1] = g + 1 == o->groups ? RIG_LAYERS : g + 1;
+        uint32_t width = r->views * RIG_HIDDEN;
         groups[g] = (struct head_group){{DTYPE_F32, 1, RIG_HIDDEN, r->norm[g], 0},
-                                        {DTYPE_F32, RIG_Q_ROWS, RIG_HIDDEN, r->q[g], 0},
-                                        {DTYPE_F32, RIG_KV_ROWS, RIG_HIDDEN, r->k[g], 0}};
+                                        {DTYPE_F32, RIG_Q_ROWS, width, r->q[g], 0},
+                                        {DTYPE_F32, RIG_KV_ROWS, width, r->k[g], 0},
+                                        {DTYPE_F32, r->views, o->taps, r->taps[g], 0}};
     }
     if (head_write(r->head_path, &c, groups, &err) < 0 ||
         head_open(r->head_path, r->model, &r->head, &err) < 0)
