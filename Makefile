@@ -22,7 +22,7 @@ include mk/flags.mk
 include mk/sources.mk
 
 .DEFAULT_GOAL := all
-.PHONY: all deps model demo check bench install format lint clean help build-deps
+.PHONY: all deps model demo check bench bundle install format lint clean help build-deps
 
 all: $(PROGRAMS)
 

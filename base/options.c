@@ -57,6 +57,14 @@ static int parse_choice(const char *choices, const char *text, uint32_t *ret)
     return -EINVAL;
 }
 
+static int parse_texts(const char *text, struct option_texts *ret)
+{
+    if (ret->count == OPTION_TEXTS_MAX)
+        return -E2BIG;
+    ret->at[ret->count++] = text;
+    return 0;
+}
+
 static int parse_value(const struct option_entry *o, const char *text, void *values)
 {
     void *at = (char *)values + o->at;
@@ -64,6 +72,8 @@ static int parse_value(const struct option_entry *o, const char *text, void *val
     case OPTION_TEXT:
         *(const char **)at = text;
         return 0;
+    case OPTION_TEXTS:
+        return parse_texts(text, at);
     case OPTION_UINT:
         return parse_u32(text, (uint32_t)o->least, (uint32_t)upper(o, UINT32_MAX), at);
     case OPTION_INT64:
@@ -90,6 +100,9 @@ static void describe(const struct option_entry *o, char *ret, size_t bytes)
         break;
     case OPTION_SIZE:
         snprintf(ret, bytes, "a size such as 64M or 2G");
+        break;
+    case OPTION_TEXTS:
+        snprintf(ret, bytes, "at most %u of them", OPTION_TEXTS_MAX);
         break;
     case OPTION_TEXT:
     case OPTION_FLAG:
@@ -134,13 +147,26 @@ static const struct option_entry *find(const struct option_entry *table, const c
     return find_name(table, word + 2, equals ? (size_t)(equals - word - 2) : strlen(word + 2));
 }
 
+static int refuse(const struct option_entry *o, const char *argument, struct err *err)
+{
+    char expected[128];
+    describe(o, expected, sizeof expected);
+    return err_set(err, -EINVAL, "--%s: found '%s', expected %s", o->name, argument, expected);
+}
+
 int options_parse(const struct option_entry *table, int argc, char **argv, void *values, struct err *err)
 {
     for (const struct option_entry *o = table; o->name; o++)
         if (o->initial)
             CHECK(!parse_value(o, o->initial, values));
+    const struct option_entry *texts = NULL; /* the option that further words belong to */
     for (int i = 1; i < argc; i++) {
         const char *argument;
+        if (texts && argv[i][0] != '-') {
+            if (parse_value(texts, argv[i], values))
+                return refuse(texts, argv[i], err);
+            continue;
+        }
         if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h"))
             return 1;
         const struct option_entry *o = find(table, argv[i], &argument);
@@ -153,11 +179,9 @@ int options_parse(const struct option_entry *table, int argc, char **argv, void 
             argument = argv[++i];
         if (o->kind != OPTION_FLAG && !argument)
             return err_set(err, -EINVAL, "--%s: its argument %s is missing", o->name, o->argument);
-        if (parse_value(o, argument, values)) {
-            char expected[128];
-            describe(o, expected, sizeof expected);
-            return err_set(err, -EINVAL, "--%s: found '%s', expected %s", o->name, argument, expected);
-        }
+        if (parse_value(o, argument, values))
+            return refuse(o, argument, err);
+        texts = o->kind == OPTION_TEXTS ? o : NULL;
     }
     return 0;
 }

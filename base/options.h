@@ -12,12 +12,20 @@
 
 enum option_kind {
     OPTION_TEXT,   /* const char *: any argument */
+    OPTION_TEXTS,  /* struct option_texts: any argument; each occurrence adds one, and so do the words behind it */
     OPTION_UINT,   /* uint32_t, or an int when `most` fits it */
     OPTION_INT64,  /* int64_t */
     OPTION_FLOAT,  /* float; finite */
     OPTION_SIZE,   /* uint64_t bytes, as parse_size reads them */
     OPTION_FLAG,   /* bool: true when the option stands there; takes no argument */
     OPTION_CHOICE, /* uint32_t, or an enum that counts from 0: index into `choices` */
+};
+
+#define OPTION_TEXTS_MAX 64u
+
+struct option_texts {
+    const char *at[OPTION_TEXTS_MAX];
+    uint32_t count;
 };
 
 struct option_entry {
@@ -34,7 +42,7 @@ struct option_entry {
 };
 
 /* Puts the defaults into `values`, then what argv[1..] says. "--name value", "--name=value", "-x value". A
- * second occurrence replaces the first. 0; 1 when --help or -h stands there; -EINVAL with the option's
+ * second occurrence replaces the first (but OPTION_TEXTS keeps all, up to OPTION_TEXTS_MAX). 0; 1 when --help or -h stands there; -EINVAL with the option's
  * name. */
 int options_parse(const struct option_entry *table, int argc, char **argv, void *values, struct err *err);
 

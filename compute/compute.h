@@ -141,6 +141,13 @@ struct attn_query {
 void compute_attention(struct compute *c, float *out, const float *q, const struct attn_query *queries, int n,
                        int q_heads, int kv_heads, int head_dim, float scale);
 
+/* weights [q_heads][stride]: the softmax weights that compute_attention gives one query token's list, in the
+ * list's order; q [q_heads][head_dim]. stride >= every list's count; a list of count 0 gives nothing. For
+ * measurements: plain, one query head an item. */
+void compute_attention_weights(struct compute *c, float *weights, size_t stride, const float *q,
+                               const struct attn_query *query, int q_heads, int kv_heads, int head_dim,
+                               float scale);
+
 /* Destination of one token's pieces: view and, per KV head, the item (position if paged, slot if slotted). */
 struct kv_place {
     const struct kv_view *kv;

@@ -33,7 +33,7 @@ static int library_path(char ret[PATH_MAX], struct err *err)
         return err_set(err, -errno, "/proc/self/exe: %s", strerror(errno));
     ret[n] = 0;
     char *slash = strrchr(ret, '/');
-    strcpy(slash ? slash + 1 : ret, LIBRARY);
+    memcpy(slash ? slash + 1 : ret, LIBRARY, sizeof LIBRARY);
     return 0;
 }
 

@@ -20,8 +20,8 @@
 #include "compute/cuda/kernels.h"
 
 #define GPU_API_VERSION 1
-#define GPU_API_SYMBOL "specontext_gpu_api" /* const struct gpu_api *specontext_gpu_api(void) */
-#define GPU_IPC_BYTES 64
+#define GPU_API_SYMBOL  "specontext_gpu_api" /* const struct gpu_api *specontext_gpu_api(void) */
+#define GPU_IPC_BYTES   64
 
 struct gpu;
 struct gpu_event;
@@ -29,11 +29,11 @@ struct gpu_graph;
 
 struct gpu_info {
     char name[96];
-    char uuid[48];         /* "GPU-8-4-4-4-12", as nvidia-smi prints it */
-    int ordinal;           /* in this process's view (CUDA_VISIBLE_DEVICES) */
+    char uuid[48]; /* "GPU-8-4-4-4-12", as nvidia-smi prints it */
+    int ordinal;   /* in this process's view (CUDA_VISIBLE_DEVICES) */
     int multiprocessors;
-    int hopper;            /* cuda_prefill_hopper(): chosen once */
-    int mps;               /* 1: this process is a client of an MPS server, 0: not (time-sliced) */
+    int hopper; /* cuda_prefill_hopper(): chosen once */
+    int mps;    /* 1: this process is a client of an MPS server, 0: not (time-sliced) */
     uint64_t bytes_total;
     uint64_t context_bytes; /* device memory that the context took: free before less free after */
 };
@@ -85,7 +85,7 @@ struct gpu_api {
     int (*event_create)(struct gpu *gpu, struct gpu_event **ret_event, struct err *err); /* takes times */
     void (*event_free)(struct gpu_event **event);
     int (*event_record)(struct gpu_event *event, struct CUstream_st *stream);
-    int (*event_wait)(struct CUstream_st *stream, struct gpu_event *event); /* the stream waits */
+    int (*event_wait)(struct CUstream_st *stream, struct gpu_event *event);            /* the stream waits */
     int (*event_elapsed)(struct gpu_event *from, struct gpu_event *to, float *ret_ms); /* both done */
 
     /* ---- flags ---- `flag`: device address (host_register, alloc_host or alloc). */

@@ -147,7 +147,7 @@ static int prepare(struct device *d, struct err *err)
                                         .eos = d->eos,
                                         .emit = emit,
                                         .arg = d};
-    d->scheduler = scheduler_create(&options, d->stepper, d->pass);
+    d->scheduler = scheduler_create(&options, d->stepper);
     return 0;
 }
 

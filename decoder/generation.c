@@ -25,6 +25,11 @@ static int check_prompt(const struct msg_generate *g, const struct generation_li
     return 0;
 }
 
+static uint32_t budget_max(const struct msg_generate *g)
+{
+    return g->budget_max ? g->budget_max : g->budget;
+}
+
 static int check_selection(const struct msg_generate *g, const struct generation_limits *limits,
                            struct err *err)
 {
@@ -32,12 +37,22 @@ static int check_selection(const struct msg_generate *g, const struct generation
         return 0;
     if (g->selection > SELECTION_MIXED)
         return err_set(err, -EINVAL, "selection: found %u, expected 0 to %d", g->selection, SELECTION_MIXED);
-    if (g->budget > limits->list_max)
-        return err_set(err, -EINVAL, "budget: found %u, expected at most %u as the store was started with",
-                       g->budget, limits->list_max);
+    if (budget_max(g) > limits->list_max)
+        return err_set(err, -EINVAL, "%s: found %u, expected at most %u as the store was started with",
+                       g->budget_max ? "budget_max" : "budget", budget_max(g), limits->list_max);
+    if (g->budget > budget_max(g))
+        return err_set(err, -EINVAL, "budget_max: found %u, expected at least the budget of %u",
+                       g->budget_max, g->budget);
     if ((uint64_t)g->sinks + g->window + 1 > g->budget)
         return err_set(err, -EINVAL, "budget: found %u, expected more than sinks %u and window %u together",
                        g->budget, g->sinks, g->window);
+    uint64_t all = (uint64_t)g->tokens.count + g->max_tokens;
+    if (limits->lists_only && g->min_mass > 0 &&
+        budget_max(g) < (all < limits->context ? all : limits->context))
+        return err_set(err, -ENOTSUP,
+                       "min_mass: found a budget_max of %u, which may not suffice; on a GPU, where no step "
+                       "falls back to all positions, expected one of all that the request may have",
+                       budget_max(g));
     return 0;
 }
 
@@ -166,6 +181,17 @@ static void copy_tokens(struct msg *msg, struct msg_u32s *to, const uint32_t *fr
     *to = (struct msg_u32s){copy, count};
 }
 
+/* What decides how sparse KV is made beside the budget: the head, and the rule by which lists grow and end. */
+static uint64_t made_by(const struct msg_generate *g, uint64_t head)
+{
+    struct {
+        uint64_t head;
+        float min_mass, top_p;
+        uint64_t budget_max;
+    } rule = {head, g->min_mass, g->budget_top_p, budget_max(g)};
+    return g->min_mass > 0 || g->budget_top_p > 0 ? hash_bytes(0, &rule, sizeof rule).lo : head;
+}
+
 void generation_open_store(const struct generation *q, uint64_t head, struct msg *ret)
 {
     const struct msg_generate *g = &q->ask.generate;
@@ -173,8 +199,8 @@ void generation_open_store(const struct generation *q, uint64_t head, struct msg
     ret->open.flags = (g->flags & GENERATE_REUSE ? OPEN_REUSE : 0u) |
                       (g->flags & GENERATE_REUSE_SPARSE ? OPEN_REUSE_SPARSE : 0u);
     ret->open.salt = g->salt;
-    ret->open.made =
-        q->sparse ? (struct made){ARENA_MADE_SPARSE, g->budget, head} : (struct made){ARENA_MADE_FULL, 0, 0};
+    ret->open.made = q->sparse ? (struct made){ARENA_MADE_SPARSE, g->budget, made_by(g, head)}
+                               : (struct made){ARENA_MADE_FULL, 0, 0};
     copy_tokens(ret, &ret->open.tokens, q->tokens, q->prompt);
 }
 
@@ -186,7 +212,10 @@ void generation_open_retriever(const struct generation *q, struct msg *ret)
     ret->open.made.kind = ARENA_MADE_FULL;
     ret->open.capacity = q->capacity;
     if (q->sparse) {
-        ret->open.budget = g->budget;
+        ret->open.budget = budget_max(g);
+        ret->open.budget_base = g->budget;
+        ret->open.min_mass = g->min_mass;
+        ret->open.top_p = g->budget_top_p;
         ret->open.sinks = g->sinks;
         ret->open.window = g->window;
     }

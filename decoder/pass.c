@@ -298,6 +298,16 @@ float *pass_logits(struct pass *f, uint32_t row)
     return f->logits + (size_t)row * f->config->vocab;
 }
 
+const float *pass_queries(const struct pass *f)
+{
+    return f->q;
+}
+
+uint32_t pass_vocab(const struct pass *f)
+{
+    return f->config->vocab;
+}
+
 const struct pass_times *pass_times(const struct pass *f)
 {
     return &f->times;

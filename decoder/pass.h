@@ -72,6 +72,11 @@ int pass_run(struct pass *f, const struct pass_entry *entries, uint32_t count,
 /* [vocab], rows in the order of the entries of the last call; may be overwritten by the caller. */
 float *pass_logits(struct pass *f, uint32_t row);
 
+/* [token][q_heads][head_dim], normed and rotated, of the layer in work: as attention takes them. For a
+ * source, within its calls; tokens in the order of the entries. */
+const float *pass_queries(const struct pass *f);
+
+uint32_t pass_vocab(const struct pass *f);
 const struct pass_times *pass_times(const struct pass *f);
 const char *pass_backend(const struct pass *f); /* compute_name */
 uint64_t pass_bytes(const struct pass *f);      /* of activations */

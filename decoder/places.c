@@ -27,6 +27,7 @@ struct places {
     uint8_t resident[LIMIT_LAYERS];
     uint32_t offloaded;
     struct verdict verdict[LIMIT_SEQUENCES];
+    uint8_t attend_all[2][LIMIT_SEQUENCES]; /* [phase][entry] */
 
     uint32_t lists_of;                       /* phase * groups + group whose lists are copied, or NO_LISTS */
     uint32_t *positions, *slots;             /* [entry][head][list_max] */
@@ -114,6 +115,9 @@ int places_phase(struct places *t, enum places_phase phase, struct err *err)
             drop(t, e, -EPROTO, "the store's tables leave the sequence out");
         else if (s.status < 0)
             drop(t, e, s.status, "the store ended the sequence");
+        else if (s.flags & ~(uint32_t)TABLE_ATTEND_ALL)
+            drop(t, e, -EPROTO, "the store's tables bear a flag that does not exist");
+        t->attend_all[phase][e] = s.flags & TABLE_ATTEND_ALL;
     }
     return 0;
 }
@@ -233,10 +237,10 @@ void places_layer(struct places *t, uint32_t layer, struct pass_kv *kv)
 {
     struct table_view view = view_of(t);
     int sparse = t->record->kind == STEP_SPARSE;
-    if (sparse) {
-        int early = t->record->selection == SELECTION_MIXED && layer < t->record->early_layers;
-        load_lists(t, early ? PLACES_EARLY : PLACES_LATE, layout_group_of(&t->layout, layer));
-    }
+    int early = t->record->selection == SELECTION_MIXED && layer < t->record->early_layers;
+    enum places_phase phase = early ? PLACES_EARLY : PLACES_LATE;
+    if (sparse)
+        load_lists(t, phase, layout_group_of(&t->layout, layer));
     for (uint32_t e = 0; e < t->record->entries; e++) {
         int slotted = sparse && !t->resident[layer];
         size_t at = (size_t)e * t->layout.row_heads;
@@ -249,7 +253,7 @@ void places_layer(struct places *t, uint32_t layer, struct pass_kv *kv)
             else
                 aim_pages(t, &view, e, layer, &kv[e].view);
         }
-        if (sparse)
+        if (sparse && (slotted || !t->attend_all[phase][e]))
             kv[e].lists = slotted ? t->by_slot + at : t->by_position + at;
         kv[e].write = slotted ? t->writes + at : NULL;
         kv[e].dropped = t->verdict[e].status < 0;
@@ -260,6 +264,11 @@ int places_status(const struct places *t, uint32_t entry, const char **ret_why)
 {
     *ret_why = t->verdict[entry].why ? t->verdict[entry].why : "";
     return t->verdict[entry].status;
+}
+
+int places_attends_all(const struct places *t, enum places_phase phase, uint32_t entry)
+{
+    return t->attend_all[phase][entry];
 }
 
 uint32_t places_offloaded(const struct places *t)

@@ -15,12 +15,10 @@
 struct scheduler {
     struct scheduler_options options;
     struct stepper *stepper;
-    struct pass *pass;
     struct generation *all[SCHEDULER_REQUESTS_MAX]; /* in order of arrival */
     uint32_t count;
     bool retriever_ready;
-    bool full;     /* the store had no room: nobody is admitted until a sequence is closed */
-    void *scratch; /* of the sampler */
+    bool full; /* the store had no room: nobody is admitted until a sequence is closed */
     struct scheduler_figures figures;
 
     struct generation *members[LIMIT_SEQUENCES]; /* of the step being made */
@@ -28,16 +26,13 @@ struct scheduler {
     struct stepper_verdict verdicts[LIMIT_SEQUENCES];
 };
 
-struct scheduler *scheduler_create(const struct scheduler_options *options, struct stepper *stepper,
-                                   struct pass *pass)
+struct scheduler *scheduler_create(const struct scheduler_options *options, struct stepper *stepper)
 {
     CHECK(options->sequences >= 1 && options->sequences <= LIMIT_SEQUENCES && options->chunk >= 1);
     struct scheduler *s = mem_alloc(1, sizeof *s);
     s->options = *options;
     s->stepper = stepper;
-    s->pass = pass;
     s->retriever_ready = true;
-    s->scratch = mem_alloc_aligned(sampler_scratch_bytes(options->vocab), 1);
     return s;
 }
 
@@ -48,7 +43,6 @@ void scheduler_free(struct scheduler **scheduler)
         return;
     for (uint32_t i = 0; i < s->count; i++)
         generation_free(&s->all[i]);
-    mem_free(&s->scratch);
     mem_free(scheduler);
 }
 
@@ -82,7 +76,8 @@ static void retire(struct scheduler *s, struct generation *q, const struct kv_co
 
 void scheduler_generate(struct scheduler *s, uint64_t id, struct msg *msg)
 {
-    struct generation_limits limits = {s->options.vocab, s->options.context, s->options.list_max};
+    struct generation_limits limits = {s->options.vocab, s->options.context, s->options.list_max,
+                                       !stepper_attends_all(s->stepper)};
     struct generation *q = generation_create(id, msg, &limits);
     if (s->count == SCHEDULER_REQUESTS_MAX) {
         struct msg done;
@@ -284,28 +279,15 @@ static void tell_retriever_batch(struct scheduler *s, uint32_t count)
     emit(s, SCHEDULER_TO_RETRIEVER, &msg);
 }
 
-static void sample(struct scheduler *s, struct generation *q, uint32_t row)
+static void take_token(struct scheduler *s, struct generation *q, int32_t token)
 {
-    int64_t begin = clock_now_ns();
-    struct sampler_input input = {.logits = pass_logits(s->pass, row),
-                                  .vocab = s->options.vocab,
-                                  .history = q->tokens,
-                                  .history_count = q->count,
-                                  .sequence = 0, /* a request has one */
-                                  .position = q->count,
-                                  .scratch = s->scratch};
-    uint32_t id;
-    int r = sampler_sample(&q->sampling, &input, &id);
-    s->figures.sampling_ns += clock_now_ns() - begin;
-    if (r < 0) {
-        s->figures.non_finite += r == -EDOM;
-        generation_fail(q, r,
-                        r == -EDOM ? "non-finite logits at position %u" : "sampler failed at position %u",
-                        q->count - 1);
+    if (token < 0 || (uint32_t)token >= s->options.vocab) {
+        s->figures.non_finite++;
+        generation_fail(q, -EDOM, "non-finite logits at position %u", q->count - 1);
         return;
     }
     s->figures.generated_tokens++;
-    generation_take(q, id, s->options.eos);
+    generation_take(q, (uint32_t)token, s->options.eos);
 }
 
 static void send_tokens(struct scheduler *s, struct generation *q)
@@ -328,25 +310,25 @@ static int compute(struct scheduler *s, const struct stepper_spec *spec, struct 
     int r = stepper_run(s->stepper, spec, s->verdicts, err);
     if (r < 0)
         return r;
-    for (uint32_t i = 0, row = 0; i < spec->count; i++) {
+    for (uint32_t i = 0; i < spec->count; i++) {
         struct generation *q = s->members[i];
         if (s->verdicts[i].status < 0) {
             generation_fail(q, s->verdicts[i].status, "position %u: %s: %s", spec->parts[i].position,
                             s->verdicts[i].why, strerror(-s->verdicts[i].status));
         } else {
             q->done += spec->parts[i].count;
-            if (spec->parts[i].logits)
-                sample(s, q, row);
+            if (spec->parts[i].sampling)
+                take_token(s, q, s->verdicts[i].token);
         }
-        row += spec->parts[i].logits != 0;
     }
     return 0;
 }
 
-static void add_member(struct scheduler *s, uint32_t at, struct generation *q, uint32_t count, int logits)
+static void add_member(struct scheduler *s, uint32_t at, struct generation *q, uint32_t count, bool sampled)
 {
     s->members[at] = q;
-    s->parts[at] = (struct stepper_part){q->id, q->index, q->done, count, q->tokens + q->done, logits};
+    s->parts[at] =
+        (struct stepper_part){q->id, q->index, q->done, count, q->tokens, sampled ? &q->sampling : NULL};
 }
 
 /* Whether the sequence may touch positions [0, end) in a dense step; if not it is ended. */
@@ -371,7 +353,7 @@ static int prefill(struct scheduler *s, struct generation *q, struct err *err)
     if (q->sparse)
         tell_retriever(s, q, end, last && q->ask.generate.selection != SELECTION_CURRENT);
     add_member(s, 0, q, n, last);
-    struct stepper_spec spec = {STEP_DENSE, SELECTION_CURRENT, s->parts, 1};
+    struct stepper_spec spec = {STEP_DENSE, SELECTION_CURRENT, 1, s->parts, 1};
     int r = compute(s, &spec, err);
     if (r < 0 || q->done < end)
         return r;
@@ -398,12 +380,12 @@ static int decode_sparse(struct scheduler *s, enum selection_mode mode, struct e
     for (uint32_t i = 0; i < s->count; i++) {
         struct generation *q = s->all[i];
         if (q->state == GENERATION_DECODE && !q->finish && q->sparse && q->ask.generate.selection == mode)
-            add_member(s, n++, q, 1, 1);
+            add_member(s, n++, q, 1, true);
     }
     if (n == 0)
         return 0;
     tell_retriever_batch(s, n);
-    struct stepper_spec spec = {STEP_SPARSE, mode, s->parts, n};
+    struct stepper_spec spec = {STEP_SPARSE, mode, 0, s->parts, n};
     return compute(s, &spec, err);
 }
 
@@ -421,9 +403,9 @@ static int decode_full(struct scheduler *s, struct err *err)
             positions += (q->done / BLOCK_TOKENS + 1) * BLOCK_TOKENS;
             if (positions > stepper_dense_limit(s->stepper, 0) && n > 0)
                 break;
-            add_member(s, n++, q, 1, 1);
+            add_member(s, n++, q, 1, true);
         }
-        struct stepper_spec spec = {STEP_DENSE, SELECTION_CURRENT, s->parts, n};
+        struct stepper_spec spec = {STEP_DENSE, SELECTION_CURRENT, 0, s->parts, n};
         int r = n ? compute(s, &spec, err) : 0;
         if (r < 0)
             return r;
@@ -439,12 +421,12 @@ static void close_finished(struct scheduler *s)
         struct generation *q = s->all[i];
         if (computes(q) && q->finish && q->count > q->recorded && q->count > q->prompt) {
             s->members[n] = q;
-            s->parts[n++] = (struct stepper_part){
-                q->id, q->index, q->recorded, q->count - q->recorded, q->tokens + q->recorded, 0};
+            s->parts[n++] =
+                (struct stepper_part){q->id, q->index, q->recorded, q->count - q->recorded, q->tokens, NULL};
         }
     }
     if (n > 0) {
-        struct stepper_spec spec = {STEP_RECORD, SELECTION_CURRENT, s->parts, n};
+        struct stepper_spec spec = {STEP_RECORD, SELECTION_CURRENT, 0, s->parts, n};
         stepper_post(s->stepper, &spec);
     }
     for (uint32_t i = 0; i < n; i++) {

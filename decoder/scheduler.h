@@ -7,7 +7,6 @@
 #include <stdint.h>
 
 #include "base/err.h"
-#include "decoder/pass.h"
 #include "decoder/stepper.h"
 #include "proto/msg.h"
 
@@ -34,13 +33,11 @@ struct scheduler_figures {
     uint64_t prompt_tokens, cached_tokens, generated_tokens; /* computed; of them not; sampled */
     uint64_t finished[5];                                    /* by enum finish_reason */
     uint64_t non_finite;                                     /* sequences ended because of it */
-    int64_t sampling_ns;
 };
 
 struct scheduler;
 
-struct scheduler *scheduler_create(const struct scheduler_options *options, struct stepper *stepper,
-                                   struct pass *pass);
+struct scheduler *scheduler_create(const struct scheduler_options *options, struct stepper *stepper);
 void scheduler_free(struct scheduler **scheduler);
 
 /* Orders; handled at step boundaries. `id`: the request's number, never used before. Takes msg's memory. */

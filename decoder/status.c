@@ -39,7 +39,7 @@ static void put_times(json_t *root, const struct device_figures *f)
     figures_ms(o, "attention", f->times.attention);
     figures_ms(o, "matmul", f->times.matmul);
     figures_ms(o, "other", f->times.other);
-    figures_ms(o, "sampling", f->requests.sampling_ns);
+    figures_ms(o, "sampling", f->steps.sampling);
 }
 
 char *status_json(const struct status *s)

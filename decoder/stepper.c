@@ -13,27 +13,30 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "decoder/places.h"
+#include "decoder/step_gpu.h"
 #include "link/flag.h"
 
-#define STEPPER_SPIN_NS (20 * INT64_C(1000)) /* about what a futex wake costs */
+#define STEPPER_SPIN_NS     (20 * INT64_C(1000))  /* about what a futex wake costs */
+#define STEPPER_SPIN_GPU_NS (200 * INT64_C(1000)) /* nothing else wants this thread's core then */
 
 struct stepper {
     struct stepper_attachment at;
-    struct pass *pass;
+    struct pass *pass;    /* NULL: on a GPU */
+    struct step_gpu *gpu; /* NULL: on the CPU */
     struct places *places;
     struct step_record *record; /* of the step posted last */
     struct pass_entry *entries; /* [LIMIT_SEQUENCES] */
+    void *scratch;              /* of the sampler */
     uint32_t next, resident_version;
     uint32_t used_version; /* resident set of the tables read last; 0, before the first, is all layers */
     uint32_t runs, run;    /* run that the pass is in, `runs` before the first layer */
     struct stepper_times times;
 };
 
-struct stepper *stepper_create(const struct stepper_attachment *attachment, struct pass *pass)
+static struct stepper *create(const struct stepper_attachment *attachment)
 {
     struct stepper *s = mem_alloc(1, sizeof *s);
     s->at = *attachment;
-    s->pass = pass;
     s->places = places_create(&attachment->layout, attachment->control, attachment->device);
     s->record = mem_alloc(1, sizeof *s->record);
     s->entries = mem_alloc(LIMIT_SEQUENCES, sizeof *s->entries);
@@ -42,14 +45,35 @@ struct stepper *stepper_create(const struct stepper_attachment *attachment, stru
     return s;
 }
 
+struct stepper *stepper_create(const struct stepper_attachment *attachment, struct pass *pass)
+{
+    struct stepper *s = create(attachment);
+    s->pass = pass;
+    s->scratch = mem_alloc_aligned(sampler_scratch_bytes(pass_vocab(pass)), 1);
+    return s;
+}
+
+int stepper_create_gpu(const struct stepper_attachment *attachment, struct pass_gpu *pass,
+                       struct stepper **ret_stepper, struct err *err)
+{
+    struct stepper *s = create(attachment);
+    int r = step_gpu_create(&attachment->layout, attachment->control, pass, &s->gpu, err);
+    if (r < 0)
+        stepper_free(&s);
+    *ret_stepper = s;
+    return r;
+}
+
 void stepper_free(struct stepper **stepper)
 {
     struct stepper *s = *stepper;
     if (!s)
         return;
+    step_gpu_free(&s->gpu);
     places_free(&s->places);
     mem_free(&s->record);
     mem_free(&s->entries);
+    mem_free(&s->scratch);
     mem_free(stepper);
 }
 
@@ -97,7 +121,7 @@ void stepper_post(struct stepper *s, const struct stepper_spec *spec)
         CHECK(p->count > 0 && p->count <= LIMIT_STEP_TOKENS - r->tokens);
         CHECK(spec->kind != STEP_SPARSE || p->count == 1);
         r->entry[i] = (struct step_entry){p->id, p->index, p->position, p->count, r->tokens};
-        memcpy(r->token + r->tokens, p->tokens, p->count * sizeof *r->token);
+        memcpy(r->token + r->tokens, p->history + p->position, p->count * sizeof *r->token);
         r->tokens += p->count;
     }
     struct step_record *ring = control_step_at(s->at.control, r->step);
@@ -116,7 +140,8 @@ void stepper_post(struct stepper *s, const struct stepper_spec *spec)
 static int wait_flag(struct stepper *s, unsigned flag, const char *what, int64_t *account, struct err *err)
 {
     int64_t begin = clock_now_ns();
-    int r = flag_wait(flag_at(s, flag), s->record->step, begin + STEPPER_WAIT_S * CLOCK_S, STEPPER_SPIN_NS);
+    int r = flag_wait(flag_at(s, flag), s->record->step, begin + STEPPER_WAIT_S * CLOCK_S,
+                      s->gpu ? STEPPER_SPIN_GPU_NS : STEPPER_SPIN_NS);
     *account += clock_now_ns() - begin;
     if (r == 0)
         return 0;
@@ -163,18 +188,68 @@ static void end_layer(void *arg, uint32_t layer)
         flag_raise(flag_at(s, FLAG_RUN_CONSUMED + run), s->record->step);
 }
 
+/* Row `row` of the logits belongs to the part. */
+static int32_t sample(struct stepper *s, const struct stepper_part *part, uint32_t row)
+{
+    struct sampler_input input = {.logits = pass_logits(s->pass, row),
+                                  .vocab = pass_vocab(s->pass),
+                                  .history = part->history,
+                                  .history_count = part->position + part->count,
+                                  .sequence = 0, /* a request has one */
+                                  .position = part->position + part->count,
+                                  .scratch = s->scratch};
+    uint32_t id;
+    int r = sampler_sample(part->sampling, &input, &id);
+    CHECK(r == 0 || r == -EDOM); /* the history was checked when it came */
+    return r == 0 ? (int32_t)id : -1;
+}
+
+static void sample_all(struct stepper *s, const struct stepper_spec *spec, struct stepper_verdict *verdicts)
+{
+    int64_t begin = clock_now_ns();
+    for (uint32_t i = 0, row = 0; i < spec->count; i++)
+        if (spec->parts[i].sampling) {
+            if (verdicts[i].status == 0)
+                verdicts[i].token = sample(s, &spec->parts[i], row);
+            row++;
+        }
+    s->times.sampling += clock_now_ns() - begin;
+}
+
+static int run_cpu(struct stepper *s, const struct stepper_spec *spec, struct err *err)
+{
+    for (uint32_t i = 0; i < spec->count; i++) {
+        const struct stepper_part *p = &spec->parts[i];
+        s->entries[i] =
+            (struct pass_entry){p->history + p->position, p->position, p->count, p->sampling ? 1 : 0};
+    }
+    s->run = s->runs;
+    struct pass_source source = {begin_layer, end_layer, s};
+    return pass_run(s->pass, s->entries, spec->count, &source, err);
+}
+
+static int wait_tables_of(void *arg, enum places_phase phase, struct err *err)
+{
+    return wait_tables(arg, phase, err);
+}
+
+static int run_gpu(struct stepper *s, const struct stepper_spec *spec, struct stepper_verdict *verdicts,
+                   struct err *err)
+{
+    int32_t tokens[LIMIT_SEQUENCES];
+    struct step_gpu_tables tables = {wait_tables_of, s, s->places};
+    int r = step_gpu_run(s->gpu, s->record, spec, &tables, tokens, err);
+    for (uint32_t i = 0; r == 0 && i < spec->count; i++)
+        verdicts[i].token = tokens[i];
+    return r;
+}
+
 int stepper_run(struct stepper *s, const struct stepper_spec *spec, struct stepper_verdict *ret_verdicts,
                 struct err *err)
 {
     CHECK(spec->kind != STEP_RECORD && s->record->kind == spec->kind && s->record->entries == spec->count);
-    for (uint32_t i = 0; i < spec->count; i++) {
-        const struct stepper_part *p = &spec->parts[i];
-        s->entries[i] = (struct pass_entry){p->tokens, p->position, p->count, p->logits ? 1 : 0};
-    }
-    s->run = s->runs;
     places_begin(s->places, s->record);
-    struct pass_source source = {begin_layer, end_layer, s};
-    int r = pass_run(s->pass, s->entries, spec->count, &source, err);
+    int r = s->gpu ? run_gpu(s, spec, ret_verdicts, err) : run_cpu(s, spec, err);
     if (r < 0)
         return r;
     s->used_version = s->record->resident_version;
@@ -185,10 +260,24 @@ int stepper_run(struct stepper *s, const struct stepper_spec *spec, struct stepp
         ret_verdicts[i].status = places_status(s->places, i, &ret_verdicts[i].why);
         s->times.dropped += ret_verdicts[i].status < 0;
     }
+    if (!s->gpu)
+        sample_all(s, spec, ret_verdicts);
     return 0;
 }
 
 const struct stepper_times *stepper_times(const struct stepper *s)
 {
     return &s->times;
+}
+
+bool stepper_attends_all(const struct stepper *s)
+{
+    return !s->gpu;
+}
+
+void stepper_gpu_figures(const struct stepper *s, struct step_gpu_figures *ret)
+{
+    *ret = (struct step_gpu_figures){0};
+    if (s->gpu)
+        step_gpu_figures(s->gpu, ret);
 }

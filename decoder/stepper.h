@@ -7,10 +7,12 @@
 #ifndef DECODER_STEPPER_H
 #define DECODER_STEPPER_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/err.h"
 #include "decoder/pass.h"
+#include "model/sampler.h"
 #include "proto/control.h"
 
 #define STEPPER_WAIT_S 30 /* the longest wait for one flag */
@@ -20,13 +22,14 @@ struct stepper_part { /* what one sequence adds to a step */
     uint32_t index;    /* of the sequence in the tables, from GRANT */
     uint32_t position; /* of the first token */
     uint32_t count;
-    const uint32_t *tokens; /* [count], each < vocab */
-    int logits;             /* whether the last token's are wanted: row = number of such parts before it */
+    const uint32_t *history;               /* [position + count] the sequence's tokens, each < vocab */
+    const struct sampler_params *sampling; /* how the token after these is chosen; NULL: none is */
 };
 
 struct stepper_spec {
     enum step_kind kind;
     enum selection_mode selection; /* SPARSE */
+    int prompt;                    /* DENSE: tokens of prompts, not of answers */
     const struct stepper_part *parts;
     uint32_t count; /* <= sequences_max of the segment */
 };
@@ -34,10 +37,11 @@ struct stepper_spec {
 struct stepper_verdict {
     int status;      /* 0, or the negative errno for which the part was dropped */
     const char *why; /* static text */
+    int32_t token;   /* the one chosen; -1: the logits are not finite */
 };
 
 struct stepper_times { /* nanoseconds, summed */
-    int64_t wait_tables, wait_rows;
+    int64_t wait_tables, wait_rows, sampling;
     uint64_t dense, sparse, record; /* steps */
     uint64_t dropped;               /* parts */
     uint64_t waits_broken;          /* by abort or deadline */
@@ -46,15 +50,21 @@ struct stepper_times { /* nanoseconds, summed */
 struct stepper_attachment { /* what the store handed over */
     struct kv_layout layout;
     struct control_header *control; /* passed control_header_check */
-    uint8_t *device;                /* device_bytes */
+    uint8_t *device;                /* device_bytes; NULL: on a GPU, the control segment says where */
     int store_bell;                 /* doorbell */
     uint32_t early_layers;          /* mixed selection: layers that use the set before */
 };
 
 struct stepper;
 
-/* Segments and the doorbell are borrowed. */
+struct pass_gpu;
+struct step_gpu_figures;
+
+/* Segments, the doorbell and the pass are borrowed. On a GPU: opens the store's device memory there; -EPROTO
+ * when it is not on this GPU. */
 struct stepper *stepper_create(const struct stepper_attachment *attachment, struct pass *pass);
+int stepper_create_gpu(const struct stepper_attachment *attachment, struct pass_gpu *pass,
+                       struct stepper **ret_stepper, struct err *err);
 void stepper_free(struct stepper **stepper);
 
 /* Takes over the resident set that the store proposes, if it is another: call between steps only. */
@@ -70,11 +80,16 @@ uint32_t stepper_dense_limit(const struct stepper *s, int sure);
 /* Writes the record and tells the store. From here on the store has the ids. */
 void stepper_post(struct stepper *s, const struct stepper_spec *spec);
 
-/* Computes the step posted last; ret_verdicts [spec->count]. Logits lie in the pass's rows. -ETIMEDOUT,
+/* Computes the step posted last and chooses tokens; ret_verdicts [spec->count]. -ETIMEDOUT,
  * -ECANCELED (aborted) or -EPROTO: the step was dropped whole, no further one can be posted. */
 int stepper_run(struct stepper *s, const struct stepper_spec *spec, struct stepper_verdict *ret_verdicts,
                 struct err *err);
 
 const struct stepper_times *stepper_times(const struct stepper *s);
+
+/* Whether TABLE_ATTEND_ALL is heeded: on the CPU. */
+bool stepper_attends_all(const struct stepper *s);
+
+void stepper_gpu_figures(const struct stepper *s, struct step_gpu_figures *ret); /* zeros on the CPU */
 
 #endif

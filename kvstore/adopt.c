@@ -83,7 +83,7 @@ static void take_sequence(struct planner *p, uint32_t index, const uint8_t *seal
     /* Which of the last positions were made sparsely is not recorded: those past the prompt, if any was. */
     if (s->first_sparse == UINT32_MAX && s->budget && s->made.kind == ARENA_MADE_SPARSE)
         s->first_sparse = s->prompt_tokens;
-    sequence_commit(s, &p->prefix, s->committed);
+    sequence_publish(s, &p->prefix, s->committed);
 }
 
 struct adopt_report adopt_records(struct planner *p, int64_t now_ns)

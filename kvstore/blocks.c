@@ -11,7 +11,7 @@
 #include "base/check.h"
 
 #define BLOCKS_MOST           (1u << 22) /* records of blocks are kept for all of them */
-#define BLOCKS_POPULATE_AHEAD 8u         /* blocks beyond those in use */
+#define BLOCKS_POPULATE_AHEAD 8u
 
 static void set_private(struct blocks *b, const struct kv_layout *layout)
 {
@@ -20,8 +20,7 @@ static void set_private(struct blocks *b, const struct kv_layout *layout)
     b->blocks_max = b->header->blocks_max;
     b->block_bytes = b->header->block_bytes;
     b->rows_at = b->header->rows_at;
-    uint64_t grow = BLOCKS_GROW_BYTES / b->block_bytes;
-    b->grow_blocks = grow == 0 ? 1 : grow > 4096 ? 4096 : (uint32_t)grow;
+    b->ahead = BLOCKS_POPULATE_AHEAD;
     b->refs = mem_alloc(b->blocks_max, sizeof *b->refs);
     b->free = mem_alloc(b->blocks_max, sizeof *b->free);
 }
@@ -96,18 +95,25 @@ void blocks_close(struct blocks *b)
     b->segment.fd = -1;
 }
 
+/* Lengthens the file to so many bytes of rows, and on to the end of the chunk. */
+static int grow_to(struct blocks *b, uint64_t rows_bytes, struct err *err)
+{
+    uint64_t chunks = (rows_bytes + BLOCKS_CHUNK_BYTES - 1) / BLOCKS_CHUNK_BYTES;
+    uint64_t bytes = b->rows_at + chunks * BLOCKS_CHUNK_BYTES;
+    uint64_t most = b->rows_at + (uint64_t)b->blocks_max * b->block_bytes;
+    bytes = bytes < most ? bytes : most;
+    return bytes > b->segment.bytes ? segment_grow(&b->segment, bytes, err) : 0;
+}
+
 static int grow(struct blocks *b)
 {
-    uint32_t left = b->blocks_max - b->present;
-    uint32_t more = left < b->grow_blocks ? left : b->grow_blocks;
-    if (more == 0)
+    if (b->present == b->blocks_max || grow_to(b, (b->present + 1) * b->block_bytes, NULL) < 0)
         return -ENOSPC;
-    uint64_t bytes = b->rows_at + (uint64_t)(b->present + more) * b->block_bytes;
-    if (segment_grow(&b->segment, bytes, NULL) < 0)
-        return -ENOSPC;
-    for (uint32_t i = more; i > 0; i--) /* so that the lowest is taken first */
-        b->free[b->free_count++] = b->present + i - 1;
-    b->present += more;
+    uint64_t hold = (b->segment.bytes - b->rows_at) / b->block_bytes;
+    uint32_t end = hold < b->blocks_max ? (uint32_t)hold : b->blocks_max;
+    for (uint32_t i = end; i > b->present; i--) /* so that the lowest is taken first */
+        b->free[b->free_count++] = i - 1;
+    b->present = end;
     atomic_store_explicit(&b->header->blocks_present, b->present, memory_order_release);
     return 0;
 }
@@ -156,7 +162,7 @@ uint32_t blocks_available(const struct blocks *b)
 bool blocks_populate(struct blocks *b)
 {
     uint32_t in_use = b->present - b->free_count;
-    if (b->populated >= b->present || b->populated >= in_use + BLOCKS_POPULATE_AHEAD)
+    if (b->populated >= b->present || b->populated >= in_use + b->ahead)
         return false;
     uint64_t page = 4096, from = b->rows_at + (uint64_t)b->populated * b->block_bytes;
     uint64_t end = (from + b->block_bytes + page - 1) / page * page;
@@ -167,4 +173,24 @@ bool blocks_populate(struct blocks *b)
     /* A kernel without it (before 5.14) faults the pages in later, one by one. */
     madvise((uint8_t *)b->segment.at + from, end - from, MADV_POPULATE_WRITE);
     return true;
+}
+
+uint32_t blocks_chunks(const struct blocks *b)
+{
+    uint64_t bytes = (uint64_t)b->blocks_max * b->block_bytes;
+    return (uint32_t)((bytes + BLOCKS_CHUNK_BYTES - 1) / BLOCKS_CHUNK_BYTES);
+}
+
+int blocks_chunk(struct blocks *b, uint32_t chunk, void **ret_at, uint64_t *ret_bytes, struct err *err)
+{
+    CHECK(chunk < blocks_chunks(b));
+    uint64_t page = 4096, from = chunk * BLOCKS_CHUNK_BYTES, end = from + BLOCKS_CHUNK_BYTES;
+    int r = grow_to(b, end, err); /* an adopted file may end anywhere */
+    if (r < 0)
+        return r;
+    uint64_t rows = (uint64_t)b->blocks_max * b->block_bytes;
+    end = end < rows ? end : rows;
+    *ret_at = (uint8_t *)b->segment.at + b->rows_at + from;
+    *ret_bytes = (end - from + page - 1) / page * page;
+    return 0;
 }

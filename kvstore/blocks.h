@@ -2,7 +2,7 @@
  * counts.
  *
  * One owner: the planner. A block is FREE, or held by references (sequences), or SEALED without references
- * and then kept by the prefix index (prefix.h). The file grows in steps; addresses never move. */
+ * and then kept by the prefix index (prefix.h). The file grows by chunks; addresses never move. */
 #ifndef KVSTORE_BLOCKS_H
 #define KVSTORE_BLOCKS_H
 
@@ -13,7 +13,9 @@
 #include "link/segment.h"
 #include "proto/arena.h"
 
-#define BLOCKS_GROW_BYTES (UINT64_C(64) << 20) /* the file grows by about so much at a time */
+/* The file ends at rows_at + a multiple of this, or with the last block there may be: the unit of growth, and
+ * of registration with a GPU. */
+#define BLOCKS_CHUNK_BYTES (UINT64_C(64) << 20)
 
 struct blocks_params {
     uint64_t host_bytes;    /* cap of the rows */
@@ -27,9 +29,9 @@ struct blocks {
     uint32_t blocks_max;
     uint32_t present;   /* blocks that the file holds */
     uint32_t populated; /* blocks [0, populated) have been touched: no page faults there */
-    uint32_t grow_blocks;
-    uint32_t *refs; /* [blocks_max] */
-    uint32_t *free; /* stack of FREE blocks that are present */
+    uint32_t ahead;     /* so many beyond those in use are populated in time */
+    uint32_t *refs;     /* [blocks_max] */
+    uint32_t *free;     /* stack of FREE blocks that are present */
     uint32_t free_count;
     uint64_t block_bytes, rows_at; /* private copies of header fields */
 };
@@ -59,6 +61,10 @@ uint32_t blocks_available(const struct blocks *blocks);
 /* Touches one more block of memory that will be needed soon, so that write-back meets no page fault. Returns
  * whether it did something; called while the planner is idle. */
 bool blocks_populate(struct blocks *blocks);
+
+/* Chunks of the rows, and the memory of one: whole pages, the file is made long enough. */
+uint32_t blocks_chunks(const struct blocks *blocks);
+int blocks_chunk(struct blocks *blocks, uint32_t chunk, void **ret_at, uint64_t *ret_bytes, struct err *err);
 
 static inline uint8_t *blocks_rows(const struct blocks *b, uint32_t block)
 {

@@ -8,26 +8,43 @@
 #include "base/alloc.h"
 #include "base/check.h"
 
-int device_create(struct device *d, const struct kv_layout *layout, uint64_t bytes, bool poison,
+/* One allocation, exported once: every decoder of this store's life opens the same handle. */
+static int memory_take(struct device *d, struct err *err)
+{
+    int r;
+    if (!d->gpu) {
+        r = segment_create("specontext-device", d->bytes, &d->segment, err);
+        d->base = d->segment.at;
+        return r;
+    }
+    void *at = NULL;
+    r = device_gpu_alloc(d->gpu, d->bytes, &d->gpu->kv_bytes, &at, err);
+    if (r < 0)
+        return r;
+    d->base = at;
+    return d->gpu->api->ipc_export(d->gpu->gpu, at, d->handle, err);
+}
+
+int device_create(struct device *d, const struct kv_layout *layout, const struct device_params *params,
                   struct err *err)
 {
     memset(d, 0, sizeof *d);
     d->segment.fd = -1;
+    d->gpu = params->gpu;
     d->slab_bytes = layout_slab_bytes(layout);
     d->page_bytes = layout_page_bytes(layout);
     uint64_t pages_per_slab = d->slab_bytes / d->page_bytes;
     d->pages_per_slab = pages_per_slab < DEVICE_NO_PAGE ? (uint32_t)pages_per_slab : DEVICE_NO_PAGE - 1u;
-    uint64_t slabs = bytes / d->slab_bytes;
+    uint64_t slabs = params->bytes / d->slab_bytes;
     if (slabs == 0 || slabs >= DEVICE_NONE)
         return err_set(err, -EINVAL, "device memory: found %llu bytes, expected 1 to 2^32 - 2 slabs of %llu",
-                       (unsigned long long)bytes, (unsigned long long)d->slab_bytes);
+                       (unsigned long long)params->bytes, (unsigned long long)d->slab_bytes);
     d->slabs = (uint32_t)slabs;
     d->bytes = slabs * d->slab_bytes;
-    d->poison = poison;
-    int r = segment_create("specontext-device", d->bytes, &d->segment, err);
+    d->poison = params->poison;
+    int r = memory_take(d, err);
     if (r < 0)
         return r;
-    d->base = d->segment.at;
     d->slab = mem_alloc(d->slabs, sizeof *d->slab);
     d->next_page = mem_alloc((size_t)d->slabs * d->pages_per_slab, sizeof *d->next_page);
     d->free = mem_alloc(d->slabs, sizeof *d->free);
@@ -35,8 +52,8 @@ int device_create(struct device *d, const struct kv_layout *layout, uint64_t byt
         d->free[d->free_count++] = i - 1;
     for (uint32_t l = 0; l < LIMIT_LAYERS; l++)
         d->partial[l] = DEVICE_NONE;
-    if (poison)
-        memset(d->base, 0xff, d->bytes);
+    if (d->poison)
+        device_poison(d, 0, d->bytes);
     return 0;
 }
 
@@ -47,14 +64,26 @@ void device_close(struct device *d)
     mem_free(&d->free);
     if (d->segment.at)
         segment_close(&d->segment);
+    if (d->gpu && d->base) {
+        device_gpu_wait_all(d->gpu);
+        device_gpu_free(d->gpu, d->bytes, &d->gpu->kv_bytes, d->base);
+    }
     memset(d, 0, sizeof *d);
     d->segment.fd = -1;
+}
+
+void device_poison(struct device *d, uint64_t at, uint64_t bytes)
+{
+    if (d->gpu)
+        device_gpu_fill(d->gpu, d->base + at, 0xff, bytes);
+    else
+        memset(d->base + at, 0xff, bytes);
 }
 
 static void poison(struct device *d, uint64_t at, uint64_t bytes)
 {
     if (d->poison)
-        memset(d->base + at, 0xff, bytes);
+        device_poison(d, at, bytes);
 }
 
 int device_slab_take(struct device *d, enum device_use use, uint64_t *ret_at)

@@ -1,9 +1,9 @@
-/* Device memory (CPU form: a memfd) cut into slabs: pages of a layer, slots of a (sequence, layer),
+/* Device memory, a memfd or memory of a GPU, cut into slabs: pages of a layer, slots of a (sequence, layer),
  * staging. SHARED-MEMORY.md section 2. One owner: the planner.
  *
  * Places are byte offsets from the begin of device memory, as the tables carry them. With `poison`,
- * whatever is taken or given is filled with 0xFF (a NaN in every float format), so that nobody reads what
- * nobody wrote. */
+ * whatever is given is filled with 0xFF (a NaN in every float format), so that nobody reads what nobody
+ * wrote. On a GPU `base` is an address there: the host only computes with it. */
 #ifndef KVSTORE_DEVICE_H
 #define KVSTORE_DEVICE_H
 
@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "kvstore/device_gpu.h"
 #include "link/segment.h"
 #include "proto/layout.h"
 
@@ -28,7 +29,9 @@ struct device_slab {
 #define DEVICE_NO_PAGE UINT16_MAX
 
 struct device {
-    struct segment segment;
+    struct device_gpu *gpu;        /* borrowed; NULL: a memfd */
+    struct segment segment;        /* memfd only */
+    uint8_t handle[GPU_IPC_BYTES]; /* GPU only */
     uint8_t *base;
     uint64_t bytes, slab_bytes, page_bytes;
     uint32_t slabs, pages_per_slab;
@@ -42,9 +45,19 @@ struct device {
     uint32_t slot_slabs, staging_slabs;
 };
 
-int device_create(struct device *device, const struct kv_layout *layout, uint64_t bytes, bool poison,
+struct device_params {
+    uint64_t bytes;
+    bool poison;
+    struct device_gpu *gpu;
+};
+
+/* -EINVAL: holds no slab; -ENOMEM and what the GPU says, with one line. */
+int device_create(struct device *device, const struct kv_layout *layout, const struct device_params *params,
                   struct err *err);
 void device_close(struct device *device);
+
+/* Fills with 0xFF, on a GPU behind all that is queued. */
+void device_poison(struct device *device, uint64_t at, uint64_t bytes);
 
 int device_page_take(struct device *device, uint32_t layer, uint64_t *ret_at); /* 0 or -ENOSPC */
 void device_page_give(struct device *device, uint64_t at);

@@ -185,6 +185,8 @@ int elastic_receive(struct elastic *e, const struct elastic_set *set)
     e->next_position = set->position;
     e->next_limit = set->limit;
     e->next_mass = set->mass;
+    e->next_mass_base = set->mass_base;
+    e->next_flags = set->flags;
     e->next_whole = !e->has;
     return 0;
 }
@@ -368,7 +370,10 @@ void elastic_commit(struct elastic *e, struct kv_counters *counters)
             selection_swap(elastic_list(e, g, s));
     }
     counters->mass_sum += (double)e->next_mass;
+    counters->mass_base_sum += (double)e->next_mass_base;
     counters->mass_count++;
+    counters->grown += (e->next_flags & TOPK_ENTRY_GROWN) != 0;
+    e->is_short = e->next_flags & TOPK_ENTRY_SHORT;
     e->has = true;
     e->step = e->next_step;
     e->position = e->next_position;

@@ -67,7 +67,9 @@ struct elastic {
     uint32_t step, position, limit; /* of the set in use: made in that step from that position */
     enum elastic_next next;
     uint32_t next_step, next_position, next_limit;
-    float next_mass;
+    float next_mass, next_mass_base;
+    uint32_t next_flags;        /* enum topk_entry_flags */
+    bool is_short;              /* of the set in use: TOPK_ENTRY_SHORT */
     bool next_whole;            /* `next` has no predecessor: its rows count as filled, not as loaded */
     uint32_t pin_low, pin_end;  /* positions [pin_low, pin_end) and the sinks below pin_end are pinned */
     struct elastic_loads loads; /* for sets */
@@ -82,7 +84,8 @@ void elastic_free(struct elastic *elastic);
 
 struct elastic_set { /* one entry of TOPK, `counts` and `positions` leading to its own part */
     uint32_t step, base_step, limit, position;
-    float mass;
+    float mass, mass_base;
+    uint32_t flags; /* enum topk_entry_flags */
     const uint32_t *counts, *positions;
 };
 

@@ -6,22 +6,38 @@
 
 #include "base/alloc.h"
 #include "base/check.h"
+#include "kvstore/gather_gpu.h"
 
 enum { LOADS_A_JOB = 128 };
 
-void gather_init(struct gather *g, struct pool *pool, const struct blocks *blocks,
-                 const struct device *device)
+void gather_init(struct gather *g, struct pool *pool, struct blocks *blocks, struct device *device)
 {
     memset(g, 0, sizeof *g);
     g->pool = pool;
     g->blocks = blocks;
     g->device = device;
+    if (device->gpu)
+        g->gpu = gather_gpu_create(g);
 }
 
 void gather_free(struct gather *g)
 {
+    gather_gpu_free(&g->gpu);
     mem_free(&g->jobs);
     memset(g, 0, sizeof *g);
+}
+
+int gather_attach(struct gather *g, const struct control_header *header, struct err *err)
+{
+    g->slots = header->slots;
+    g->units_per_slab = header->units_per_slab;
+    return g->gpu ? gather_gpu_attach(g->gpu, header, err) : 0;
+}
+
+void gather_detach(struct gather *g)
+{
+    if (g->gpu)
+        gather_gpu_detach(g->gpu);
 }
 
 void gather_add(struct gather *g, const struct gather_job *job)
@@ -43,7 +59,7 @@ static uint32_t min_u32(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
-uint64_t gather_rows(struct gather *g, const struct sequence *s, const struct elastic_loads *loads,
+uint64_t gather_rows(struct gather *g, struct sequence *s, const struct elastic_loads *loads,
                      const uint32_t range[3])
 {
     const struct kv_layout *layout = &g->blocks->layout;
@@ -82,45 +98,30 @@ void gather_pages(struct gather *g, const struct gather_job *whole)
 
 static uint8_t *host_row(const struct gather *g, const struct sequence *s, uint32_t head, uint32_t position)
 {
-    uint32_t block = s->record->block[position / BLOCK_TOKENS];
-    return blocks_rows(g->blocks, block) + layout_row_at(&g->blocks->layout, head, position % BLOCK_TOKENS);
+    return blocks_rows(g->blocks, 0) + gather_row_at(g, s, head, position);
 }
 
-struct slot_place {
-    uint32_t slab;
-    uint64_t at; /* within the slab */
-};
-
-static struct slot_place slot_place(const struct gather *g, uint32_t head, uint32_t slot)
+/* Layers of a job that are touched now. */
+static uint32_t job_low(const struct gather *g, const struct gather_job *job)
 {
-    uint64_t unit = (uint64_t)head * g->slots + slot;
-    return (struct slot_place){(uint32_t)(unit / g->units_per_slab),
-                               unit % g->units_per_slab * g->blocks->layout.piece_bytes};
+    return max_u32(job->layer, g->low);
 }
 
-static uint8_t *slot_piece(const struct gather *g, const struct sequence *s, uint32_t layer,
-                           struct slot_place p)
+static uint32_t job_end(const struct gather *g, const struct gather_job *job)
 {
-    return g->device->base + s->slabs[(size_t)layer * s->slabs_max + p.slab] + p.at;
-}
-
-static uint8_t *page_piece(const struct gather *g, const struct gather_job *job, uint32_t layer,
-                           uint32_t head, uint32_t position)
-{
-    uint64_t page = job->pages[(size_t)(layer - job->layer) * job->stride + position / BLOCK_TOKENS];
-    uint64_t piece = (uint64_t)head * BLOCK_TOKENS + position % BLOCK_TOKENS;
-    return g->device->base + page + piece * g->blocks->layout.piece_bytes;
+    return min_u32(job->end_layer, g->end);
 }
 
 static void run_rows(const struct gather *g, const struct gather_job *job)
 {
-    uint32_t piece = g->blocks->layout.piece_bytes;
+    uint32_t piece = g->blocks->layout.piece_bytes, end = job_end(g, job);
+    uint8_t *base = g->device->base;
     for (uint32_t i = job->first; i < job->end; i++) {
         const struct elastic_load *load = &job->loads[i];
         const uint8_t *row = host_row(g, job->sequence, load->head, load->position);
-        struct slot_place place = slot_place(g, load->head, load->slot);
-        for (uint32_t l = job->layer; l < job->end_layer; l++)
-            memcpy(slot_piece(g, job->sequence, l, place), row + (uint64_t)l * piece, piece);
+        struct gather_place place = gather_place(g, load->head, load->slot);
+        for (uint32_t l = job_low(g, job); l < end; l++)
+            memcpy(base + gather_slot_at(job->sequence, l, place), row + (uint64_t)l * piece, piece);
     }
 }
 
@@ -131,7 +132,8 @@ static void run_pages(const struct gather *g, const struct gather_job *job, bool
         for (uint32_t p = job->first; p < job->end; p++) {
             uint8_t *row = host_row(g, job->sequence, h, p);
             for (uint32_t l = job->layer; l < job->end_layer; l++) {
-                uint8_t *host = row + (uint64_t)l * piece, *page = page_piece(g, job, l, h, p);
+                uint8_t *host = row + (uint64_t)l * piece;
+                uint8_t *page = g->device->base + gather_page_at(g, job, l, h, p);
                 memcpy(back ? host : page, back ? page : host, piece);
             }
         }
@@ -146,8 +148,8 @@ static void run_back_slots(const struct gather *g, const struct gather_job *job)
         uint32_t group = layout_group_of(layout, l);
         for (uint32_t h = 0; h < layout->row_heads; h++) {
             uint32_t slot = elastic_head(e, group, h)->slot_of[job->first];
-            const uint8_t *from = slot_piece(g, job->sequence, l, slot_place(g, h, slot));
-            memcpy(host_row(g, job->sequence, h, job->first) + (uint64_t)l * piece, from, piece);
+            memcpy(host_row(g, job->sequence, h, job->first) + (uint64_t)l * piece,
+                   g->device->base + gather_slot_at(job->sequence, l, gather_place(g, h, slot)), piece);
         }
     }
 }
@@ -155,11 +157,13 @@ static void run_back_slots(const struct gather *g, const struct gather_job *job)
 static void run_move(const struct gather *g, const struct gather_job *job)
 {
     const struct elastic_head *h = elastic_head(&job->sequence->elastic, job->group, job->head);
+    uint8_t *base = g->device->base;
     for (uint32_t slot = 0; slot < h->used; slot++) {
-        struct slot_place place = slot_place(g, job->head, slot);
+        struct gather_place place = gather_place(g, job->head, slot);
         for (uint32_t l = job->layer; l < job->end_layer; l++)
-            memcpy(slot_piece(g, job->sequence, l, place),
-                   page_piece(g, job, l, job->head, h->position_of[slot]), g->blocks->layout.piece_bytes);
+            memcpy(base + gather_slot_at(job->sequence, l, place),
+                   base + gather_page_at(g, job, l, job->head, h->position_of[slot]),
+                   g->blocks->layout.piece_bytes);
     }
 }
 
@@ -187,7 +191,33 @@ static void run_job(void *arg, int index, int thread)
 
 void gather_run(struct gather *g)
 {
-    pool_run(g->pool, (int)g->count, run_job, g);
+    g->low = 0;
+    g->end = g->blocks->layout.layers;
+    if (g->gpu)
+        gather_gpu_run(g->gpu);
+    else
+        pool_run(g->pool, (int)g->count, run_job, g);
+    g->count = 0;
+}
+
+void gather_run_each(struct gather *g, uint32_t run, uint32_t end, struct gather_ready ready)
+{
+    uint32_t first = UINT32_MAX; /* layer that any job touches */
+    for (uint32_t i = 0; i < g->count; i++)
+        first = min_u32(first, g->jobs[i].layer);
+    if (g->gpu)
+        gather_gpu_begin(g->gpu);
+    for (; run < end; run++) {
+        g->low = layout_run_first(&g->blocks->layout, run);
+        g->end = layout_run_first(&g->blocks->layout, run + 1);
+        if (g->gpu)
+            gather_gpu_layers(g->gpu);
+        else if (first < g->end)
+            pool_run(g->pool, (int)g->count, run_job, g);
+        ready.call(ready.arg, run);
+    }
+    if (g->gpu && g->count)
+        device_gpu_ticket(g->device->gpu);
     g->count = 0;
 }
 
@@ -200,6 +230,7 @@ void gather_poison(const struct gather *g, const struct sequence *s, const struc
         uint32_t first = max_u32(range[1], layout->group_first_layer[load->group]);
         uint32_t end = min_u32(range[2], layout->group_first_layer[load->group + 1]);
         for (uint32_t l = first; l < end; l++)
-            memset(slot_piece(g, s, l, slot_place(g, load->head, load->slot)), 0xff, layout->piece_bytes);
+            device_poison(g->device, gather_slot_at(s, l, gather_place(g, load->head, load->slot)),
+                          layout->piece_bytes);
     }
 }

@@ -52,8 +52,8 @@ static int run(const struct store_options *options)
     if (r == 0)
         r = serve_create(&serve, loop, options, arena_fd, &err);
     if (r == 0) {
-        log_info("started version=%s runtime=%s device=%llu host=%llu sequences=%u threads=%d",
-                 SPECONTEXT_VERSION, options->daemon.runtime,
+        log_info("started version=%s runtime=%s on=%s device=%llu host=%llu sequences=%u threads=%d",
+                 SPECONTEXT_VERSION, options->daemon.runtime, options->device,
                  (unsigned long long)options->planner.device_bytes,
                  (unsigned long long)options->planner.host_bytes, options->planner.sequences,
                  options->planner.threads);

@@ -9,11 +9,14 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "kvstore/adopt.h"
+#include "kvstore/gather_gpu.h"
 #include "kvstore/residency.h"
 #include "kvstore/step.h"
 #include "link/flag.h"
 
-#define LIST_ALIGN 16u /* positions: lists begin on cache lines */
+#define LIST_ALIGN  16u /* positions: lists begin on cache lines */
+#define PIECE_ALIGN 16u /* bytes that the kernels move at a time */
+#define PAGE        4096u
 
 /* ---- life ---- */
 
@@ -35,7 +38,11 @@ static int planner_start(struct planner *p, struct err *err)
 {
     p->options.sequences = p->blocks.header->sequences_max;
     prefix_init(&p->prefix, &p->blocks, !p->options.no_prefix);
-    int r = device_create(&p->device, &p->layout, p->options.device_bytes, p->options.poison, err);
+    struct device_params device = {p->options.device_bytes, p->options.poison, p->options.gpu};
+    if (p->options.gpu && p->layout.piece_bytes % PIECE_ALIGN)
+        return err_set(err, -EINVAL, "device %s: layout: found pieces of %u bytes, expected a multiple of %u",
+                       p->options.gpu->info.uuid, p->layout.piece_bytes, PIECE_ALIGN);
+    int r = device_create(&p->device, &p->layout, &device, err);
     if (r < 0)
         return r;
     p->pool = pool_create(p->options.threads, "gather");
@@ -112,6 +119,28 @@ static uint32_t min_u32(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
+/* The part of the control segment that the GPU writes to: whole pages up to the end of the flags. */
+static uint64_t flags_bytes(const struct control_header *h)
+{
+    return (h->flags_at + FLAG_COUNT * sizeof(struct control_flag) + PAGE - 1) / PAGE * PAGE;
+}
+
+static int make_control(struct planner *p, const struct control_header *header, struct err *err)
+{
+    int r = segment_create("specontext-control", header->total_bytes, &p->control, err);
+    if (r < 0)
+        return r;
+    memcpy(p->control.at, header, sizeof *header);
+    r = gather_attach(&p->gather, header, err);
+    if (r == 0 && p->device.gpu)
+        r = device_gpu_register(p->device.gpu, p->control.at, flags_bytes(header), err);
+    if (r < 0) {
+        gather_detach(&p->gather);
+        segment_close(&p->control);
+    }
+    return r;
+}
+
 int planner_attach(struct planner *p, uint64_t decoder_epoch, struct err *err)
 {
     if (p->attached)
@@ -129,13 +158,17 @@ int planner_attach(struct planner *p, uint64_t decoder_epoch, struct err *err)
         .slots = slots < ELASTIC_SLOTS_MAX ? (uint32_t)slots : ELASTIC_SLOTS_MAX,
         .first_step = 1,
     };
+    if (p->device.gpu) {
+        params.device_form = CONTROL_DEVICE_CUDA;
+        params.device_uuid = p->device.gpu->info.uuid;
+        params.device_handle = p->device.handle;
+    }
     residency_init(p, &params);
     struct control_header header;
     control_header_init(&header, &p->layout, &params);
-    int r = segment_create("specontext-control", header.total_bytes, &p->control, err);
+    int r = make_control(p, &header, err);
     if (r < 0)
         return r;
-    memcpy(p->control.at, &header, sizeof header);
     p->flags = p->control.at;
     tables_init(&p->tables, p->flags);
     p->params = (struct sequence_params){.layout = &p->layout,
@@ -143,8 +176,6 @@ int planner_attach(struct planner *p, uint64_t decoder_epoch, struct err *err)
                                          .slabs_max = header.slabs_max,
                                          .units_per_slab = header.units_per_slab,
                                          .reload = p->options.no_elastic};
-    p->gather.slots = header.slots;
-    p->gather.units_per_slab = header.units_per_slab;
     memset(&p->step, 0, sizeof p->step);
     p->step.step = header.first_step;
     p->decoder_epoch = decoder_epoch;
@@ -153,13 +184,23 @@ int planner_attach(struct planner *p, uint64_t decoder_epoch, struct err *err)
     return 0;
 }
 
+/* A flag that the stream raises late would undo its abort, so the stream is waited for first: nothing in it
+ * waits for anybody. */
+static void abort_flags(struct planner *p)
+{
+    planner_commit(p, true);
+    if (p->device.gpu)
+        device_gpu_wait_all(p->device.gpu);
+    flag_abort_all(p->flags);
+}
+
 void planner_detach(struct planner *p, int64_t now_ns)
 {
     if (!p->attached)
         return;
     if (p->step.state != STEP_IDLE)
         p->totals.waits_broken++;
-    flag_abort_all(p->flags);
+    abort_flags(p);
     for (uint32_t i = 0; i < p->options.sequences; i++) {
         struct sequence *s = &p->sequences[i];
         if (!s->record || !s->attached)
@@ -172,6 +213,9 @@ void planner_detach(struct planner *p, int64_t now_ns)
             sequence_drop(s, &p->prefix);
     }
     residency_close(p);
+    gather_detach(&p->gather);
+    if (p->device.gpu)
+        device_gpu_unregister(p->device.gpu, p->control.at, flags_bytes(&p->tables.header));
     segment_close(&p->control);
     p->flags = NULL;
     p->attached = false;
@@ -181,7 +225,7 @@ void planner_break(struct planner *p, const char *why)
 {
     p->broken = true;
     p->totals.waits_broken++;
-    flag_abort_all(p->flags);
+    abort_flags(p);
     if (p->events.broken)
         p->events.broken(p->events.arg, why);
 }
@@ -408,6 +452,7 @@ int planner_open(struct planner *p, const struct msg_open *open, struct msg_gran
 
 void planner_finish_close(struct planner *p, struct sequence *s)
 {
+    planner_commit(p, true); /* it may name the sequence */
     uint32_t resident = residency_layers(p);
     s->counters.layers_resident = resident;
     s->counters.layers_offloaded = p->layout.layers - resident;
@@ -451,6 +496,7 @@ int planner_resume(struct planner *p, uint64_t id, struct msg_resumed *ret, stru
     struct sequence *s = find(p, id);
     if (!s || s->closing || !p->attached || p->broken)
         return err_set(err, -ENOENT, "resume: sequence %llu is not held here", (unsigned long long)id);
+    planner_commit(p, true);
     if (!s->attached) {
         struct msg_open as_open = {.sequence = id,
                                    .capacity = s->capacity,
@@ -507,9 +553,54 @@ struct control_flag *planner_waits_for(struct planner *p, uint32_t *ret_step)
     return planner_flag(p, FLAG_RUN_CONSUMED + p->step.runs_written);
 }
 
+void planner_commit(struct planner *p, bool wait)
+{
+    struct commit *c = &p->commit;
+    struct device_gpu *gpu = p->device.gpu;
+    if (!c->waits)
+        return;
+    if (gpu && !device_gpu_passed(gpu, c->ticket)) {
+        if (!wait)
+            return;
+        if (device_gpu_wait(gpu, c->ticket) < 0) {
+            c->waits = false; /* those rows are lost */
+            return;
+        }
+    }
+    c->waits = false;
+    for (uint32_t i = 0; i < c->parts; i++)
+        sequence_publish(c->part[i].sequence, &p->prefix, c->part[i].end);
+    flag_raise(planner_flag(p, FLAG_COMMITTED), c->step);
+}
+
+void planner_raise_rows(struct planner *p, uint32_t run)
+{
+    struct control_flag *flag = planner_flag(p, FLAG_ROWS_READY + run);
+    if (planner_error(p))
+        return; /* nothing is known to be in place */
+    if (p->device.gpu && !device_gpu_idle(p->device.gpu))
+        device_gpu_raise(p->device.gpu, flag, p->step.step);
+    else
+        flag_raise(flag, p->step.step);
+}
+
+bool planner_busy(struct planner *p)
+{
+    struct device_gpu *gpu = p->device.gpu;
+    return gpu && !device_gpu_failed(gpu) && !device_gpu_passed(gpu, device_gpu_ticket(gpu));
+}
+
+const struct err *planner_error(const struct planner *p)
+{
+    return p->device.gpu && device_gpu_failed(p->device.gpu) ? &p->device.gpu->error : NULL;
+}
+
 void planner_advance(struct planner *p)
 {
-    while (p->attached && !p->broken && step_advance(p))
+    if (planner_busy(p))
+        device_gpu_look(p->device.gpu);
+    planner_commit(p, false);
+    while (p->attached && !p->broken && !planner_error(p) && step_advance(p))
         continue;
 }
 
@@ -520,9 +611,9 @@ bool planner_idle(struct planner *p, int64_t now_ns)
         if (s->record && !s->attached && s->orphan_until_ns <= now_ns)
             drop_orphan(p, s);
     }
-    if (residency_idle(p))
+    if (residency_idle(p) || blocks_populate(&p->blocks))
         return true;
-    return blocks_populate(&p->blocks);
+    return p->gather.gpu && gather_gpu_idle(p->gather.gpu);
 }
 
 void planner_force(struct planner *p, int32_t runs)

@@ -28,6 +28,7 @@ struct planner_options {
     uint32_t offload_layers; /* at least the last so many are offloaded, whatever memory allows */
     int threads;
     bool no_elastic, no_prefix, no_offload, poison;
+    struct device_gpu *gpu; /* that device memory lies on, borrowed; NULL: a memfd */
 };
 
 struct planner_events { /* called from inside planner calls */
@@ -66,16 +67,26 @@ struct step {
 };
 
 struct residency {
-    uint32_t runs, resident;    /* of the model; resident in the version in use */
-    uint32_t version, proposed; /* in use, and proposed last */
-    uint32_t runs_of[CONTROL_RESIDENT_RING];       /* resident runs of version v at v % 64 */
-    uint32_t returning;         /* runs being filled for; 0: none */
-    int32_t forced;             /* tests: that many runs, whatever memory says; -1: by memory */
-    uint32_t staging_pages;     /* of one layer and buffer */
-    uint32_t staging_slabs;     /* both buffers, all layers of a run */
-    uint64_t *staging;          /* [2][layer of a run][staging_pages] places; NULL: not taken */
-    uint64_t *staging_slab;     /* [staging_slabs] */
+    uint32_t runs, resident;                 /* of the model; resident in the version in use */
+    uint32_t version, proposed;              /* in use, and proposed last */
+    uint32_t runs_of[CONTROL_RESIDENT_RING]; /* resident runs of version v at v % 64 */
+    uint32_t returning;                      /* runs being filled for; 0: none */
+    int32_t forced;                          /* tests: that many runs, whatever memory says; -1: by memory */
+    uint32_t staging_pages;                  /* of one layer and buffer */
+    uint32_t staging_slabs;                  /* both buffers, all layers of a run */
+    uint64_t *staging;                       /* [2][layer of a run][staging_pages] places; NULL: not taken */
+    uint64_t *staging_slab;                  /* [staging_slabs] */
     uint32_t staging_layers;
+};
+
+struct commit { /* rows that are on their way into the arena (GPU) */
+    bool waits;
+    uint32_t ticket, step; /* there when the stream has passed the ticket */
+    uint32_t parts;
+    struct {
+        struct sequence *sequence;
+        uint32_t end;
+    } part[LIMIT_SEQUENCES];
 };
 
 struct planner_totals { /* since the start */
@@ -104,6 +115,7 @@ struct planner {
     struct sequence_params params;
     struct residency residency;
     struct step step;
+    struct commit commit;
     struct sequence sequences[LIMIT_SEQUENCES];
     struct planner_totals totals;
 };
@@ -145,6 +157,11 @@ bool planner_idle(struct planner *planner, int64_t now_ns);
 /* The flag that the step in flight waits for and that rings no doorbell; NULL when it waits for none. */
 struct control_flag *planner_waits_for(struct planner *planner, uint32_t *ret_step);
 
+/* GPU: queued work is not done yet, so planner_advance should be called again within a millisecond; and the
+ * error that ends the daemon, NULL while there is none. */
+bool planner_busy(struct planner *planner);
+const struct err *planner_error(const struct planner *planner);
+
 /* Tests: propose that exactly `runs` runs are resident, or -1: by memory again. */
 void planner_force(struct planner *planner, int32_t runs);
 
@@ -154,6 +171,12 @@ static inline struct control_flag *planner_flag(struct planner *p, unsigned flag
 {
     return (struct control_flag *)((uint8_t *)p->flags + p->tables.header.flags_at) + flag;
 }
+
+/* What the step in flight wrote back is published; with `wait` it is waited for, so nothing is left after. */
+void planner_commit(struct planner *planner, bool wait);
+
+/* ROWS_READY of a run, once all rows that were queued are in place. */
+void planner_raise_rows(struct planner *planner, uint32_t run);
 
 void planner_break(struct planner *planner, const char *why);
 void planner_finish_close(struct planner *planner, struct sequence *sequence);

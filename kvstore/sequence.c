@@ -22,7 +22,7 @@ void sequence_init(struct sequence *s, struct arena_sequence *record, uint32_t i
     s->window = record->window;
     s->budget = record->budget;
     s->blocks = record->blocks;
-    s->committed = s->next = record->committed;
+    s->committed = s->published = s->next = record->committed;
     s->first_sparse = UINT32_MAX;
 }
 
@@ -50,6 +50,7 @@ void sequence_attach(struct sequence *s, const struct sequence_params *p, uint32
     s->slot_slabs = s->budget ? sequence_slot_slabs(p, slots) : 0;
     memset(s->pages_written, 0, sizeof s->pages_written);
     memset(s->slabs_written, 0, sizeof s->slabs_written);
+    memset(s->slabs_sent, 0, sizeof s->slabs_sent);
     struct elastic_params params = {.layout = p->layout,
                                     .capacity = s->capacity,
                                     .sinks = s->sinks,
@@ -160,7 +161,7 @@ int sequence_take_slots(struct sequence *s, struct device *device, const struct 
             CHECK(device_slab_take(device, DEVICE_SLOTS, &slabs[i]) == 0);
     }
     s->has_slots[layer] = true;
-    s->slabs_written[0][layer] = s->slabs_written[1][layer] = false;
+    s->slabs_written[0][layer] = s->slabs_written[1][layer] = s->slabs_sent[layer] = false;
     return 0;
 }
 
@@ -221,13 +222,13 @@ static void seal(struct sequence *s, struct prefix *prefix)
     s->sealed++;
 }
 
-void sequence_commit(struct sequence *s, struct prefix *prefix, uint32_t committed)
+void sequence_publish(struct sequence *s, struct prefix *prefix, uint32_t end)
 {
-    if (committed > s->committed) {
-        s->committed = committed;
-        atomic_store_explicit(&s->record->committed, committed, memory_order_release);
+    if (end > s->published) {
+        s->published = end;
+        atomic_store_explicit(&s->record->committed, end, memory_order_release);
     }
-    while (s->sealed < s->committed / BLOCK_TOKENS)
+    while (s->sealed < s->published / BLOCK_TOKENS)
         seal(s, prefix);
 }
 

@@ -30,13 +30,15 @@ struct sequence {
     int64_t orphan_until_ns; /* not attached: when it is dropped */
     bool closing;            /* CLOSE has come; waits for the step that names it */
     uint64_t close_request;
-    bool failed;   /* a step of it could not be served: every later one is refused */
-    bool in_step;  /* named by the step in flight */
-    uint32_t next; /* position of the next token */
-    uint32_t committed;
-    uint32_t blocks;       /* entries of record->block */
-    uint32_t sealed;       /* blocks [0, sealed) are SEALED */
-    uint32_t first_sparse; /* lowest position made by a sparse step, or UINT32_MAX */
+    bool failed;             /* a step of it could not be served: every later one is refused */
+    bool in_step;            /* named by the step in flight */
+    uint32_t next;           /* position of the next token */
+    uint32_t committed;      /* positions whose rows are in the arena, for all that is gathered from now on */
+    uint32_t published;      /* and for whoever reads the arena: as far as record->committed says */
+    uint32_t blocks;         /* entries of record->block */
+    uint32_t blocks_reached; /* blocks [0, blocks_reached) are registered with the GPU */
+    uint32_t sealed;         /* blocks [0, sealed) are SEALED */
+    uint32_t first_sparse;   /* lowest position made by a sparse step, or UINT32_MAX */
 
     uint32_t pages_max;
     uint64_t *pages;                  /* [layer][pages_max] places of own pages */
@@ -47,6 +49,7 @@ struct sequence {
     uint32_t slabs_max, slots, slot_slabs;   /* slot_slabs: of one layer */
     uint32_t pages_written[2][LIMIT_LAYERS]; /* valid entries of the tables, per parity */
     bool slabs_written[2][LIMIT_LAYERS];
+    bool slabs_sent[LIMIT_LAYERS]; /* to the GPU */
 
     struct elastic elastic; /* with budget 0: never used */
     struct sequence_topk *pending;
@@ -90,8 +93,8 @@ void sequence_give_slots(struct sequence *sequence, struct device *device, uint3
 int sequence_record(struct sequence *sequence, struct prefix *prefix, uint32_t position,
                     const uint32_t *tokens, uint32_t count);
 
-/* Rows of [0, committed) are in the arena: publishes that and seals whole blocks. */
-void sequence_commit(struct sequence *sequence, struct prefix *prefix, uint32_t committed);
+/* Rows of [0, end) are in the arena: publishes that and seals whole blocks. */
+void sequence_publish(struct sequence *sequence, struct prefix *prefix, uint32_t end);
 
 /* Copies ids [0, n) out of the blocks. */
 void sequence_tokens(const struct sequence *sequence, const struct blocks *blocks, uint32_t n, uint32_t *ret);

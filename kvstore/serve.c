@@ -1,7 +1,8 @@
 /* Sockets of the store; see serve.h. Owner of everything in here: the loop thread. It must never touch the
  * planner while its thread runs: commands and answers go through worker.h.
  *
- * The planner is made when the first decoder says HELLO, since the layout comes with it. A decoder's life
+ * The planner's thread starts with the daemon and opens the GPU; the planner is made when the first decoder says
+ * HELLO, since the layout comes with it. A decoder's life
  * is that of its connection for descriptors: when that ends, the decoder is dead, whatever the bus says. */
 #include "kvstore/serve.h"
 
@@ -22,6 +23,7 @@
 #include "kvstore/worker.h"
 #include "link/fdpass.h"
 #include "link/runtime.h"
+#include "link/unix_socket.h"
 
 enum { CONNECTIONS_MAX = 16 };
 
@@ -40,12 +42,13 @@ struct serve {
     struct bus_server *server;
     struct msg_hello hello;
     int listen_fd, arena_fd;
+    struct unix_socket_file listen_file;
     struct connection connections[CONNECTIONS_MAX];
-    struct planner *planner; /* exists with the worker */
     struct worker *worker;
-    struct kv_layout layout;    /* valid with the worker */
-    uint64_t decoder_epoch;     /* greeted; 0: none */
-    struct connection *decoder; /* its connection, once it has asked */
+    const struct planner *planner; /* the worker's; NULL before the first decoder */
+    struct kv_layout layout;       /* valid with the planner */
+    uint64_t decoder_epoch;        /* greeted; 0: none */
+    struct connection *decoder;    /* its connection, once it has asked */
     bool have_retriever;
     struct kv_layout retriever_layout;
     struct hash128 tokenizer[2]; /* of decoder and retriever */
@@ -62,14 +65,10 @@ static void set_state(struct serve *s, const char *state)
 
 /* ---- the planner's life ---- */
 
-static void on_answers(void *arg, uint32_t events);
-
 static void stop_planner(struct serve *s)
 {
-    if (s->worker)
-        loop_remove_fd(s->loop, worker_fd(s->worker));
-    worker_stop(&s->worker);
-    planner_free(&s->planner);
+    worker_unmake(s->worker);
+    s->planner = NULL;
     s->hello.has_layout = false;
     bus_set_hello(s->bus, &s->hello);
 }
@@ -91,25 +90,23 @@ static void send_arena(struct serve *s, struct connection *c)
 
 static int make_planner(struct serve *s, const struct kv_layout *layout, struct err *err)
 {
-    struct planner_events events = worker_events();
     int r = -ENOENT;
     if (s->arena_fd >= 0) {
-        r = planner_create_adopting(&s->planner, &s->options.planner, layout, &events, s->arena_fd, err);
+        r = worker_make(s->worker, layout, s->arena_fd, err);
         if (r < 0) {
             log_warn("the inherited arena is dropped: %s", err->text);
             close(s->arena_fd);
         } else {
-            log_info("arena adopted blocks=%u", s->planner->blocks.present);
+            log_info("arena adopted");
         }
         s->arena_fd = -1;
     }
     if (r < 0)
-        r = planner_create(&s->planner, &s->options.planner, layout, &events, err);
+        r = worker_make(s->worker, layout, -1, err);
     if (r < 0)
         return r;
+    s->planner = worker_planner(s->worker);
     s->layout = *layout;
-    s->worker = worker_start(s->planner);
-    loop_add_fd(s->loop, worker_fd(s->worker), EPOLLIN, on_answers, s);
     s->hello.has_layout = true;
     s->hello.layout = *layout;
     bus_set_hello(s->bus, &s->hello);
@@ -160,7 +157,7 @@ static void answer_ask(struct serve *s, struct connection *c, const struct fdpas
             send_arena(s, c);
         return;
     }
-    if (ask->role != ROLE_DECODER || !s->worker || ask->epoch != s->decoder_epoch || s->decoder) {
+    if (ask->role != ROLE_DECODER || !s->planner || ask->epoch != s->decoder_epoch || s->decoder) {
         log_warn("descriptors refused pid=%d role=%s epoch=%016llx", (int)c->pid, msg_role_name(ask->role),
                  (unsigned long long)ask->epoch);
         drop_connection(s, c);
@@ -226,7 +223,7 @@ static void on_attached(struct serve *s, struct worker_answer *a)
                                  .kind = FDPASS_DECODER,
                                  .epoch = bus_epoch(s->bus),
                                  .role = ROLE_KVSTORE,
-                                 .fds = 4,
+                                 .fds = a->fd_count,
                                  .value = {s->planner->epoch, a->device_bytes, a->control_bytes}};
     int r = a->error.code < 0 ? a->error.code : fdpass_send(s->decoder->fd, &frame, a->fds, &a->error);
     if (r < 0) {
@@ -259,6 +256,10 @@ static void on_answer(struct serve *s, struct worker_answer *a)
         if (s->decoder && s->decoder->epoch == a->epoch)
             drop_connection(s, s->decoder);
         break;
+    case WORKER_FAILED:
+        log_error("%s", a->error.text);
+        loop_stop(s->loop, 1);
+        break;
     }
 }
 
@@ -267,7 +268,7 @@ static void drain_if_done(struct serve *s)
     if (!s->draining)
         return;
     bool live = false;
-    if (s->worker) {
+    if (s->planner) {
         worker_stats(s->worker, &s->stats);
         for (uint32_t i = 0; i < s->stats.live_count; i++)
             live |= s->stats.sequences[i].attached;
@@ -281,7 +282,7 @@ static void on_answers(void *arg, uint32_t events)
     (void)events;
     struct serve *s = arg;
     struct worker_answer *a;
-    while (s->worker && (a = worker_take(s->worker))) {
+    while ((a = worker_take(s->worker))) {
         on_answer(s, a);
         worker_answer_free(a);
     }
@@ -344,6 +345,9 @@ static int greet_decoder(struct serve *s, const struct bus_peer *peer, const str
     int r = layout_check(&hello->layout, err);
     if (r < 0)
         return r;
+    if (strcmp(hello->device[0] ? hello->device : "cpu", s->hello.device) != 0)
+        return err_set(err, -EINVAL, "device: the decoder computes on %s, the store's KV memory lies on %s",
+                       hello->device, s->hello.device);
     if (s->decoder && s->decoder->epoch != peer->epoch) {
         if (!connection_ended(s->decoder->fd))
             return err_set(err, -EBUSY, "a decoder is attached already (pid %d)", (int)s->decoder->pid);
@@ -362,7 +366,7 @@ static int greet_decoder(struct serve *s, const struct bus_peer *peer, const str
     if (r < 0)
         return r;
     struct hash128 found = layout_fingerprint(&hello->layout), mine = layout_fingerprint(&s->layout);
-    if (s->worker && !hash_equal(found, mine)) {
+    if (s->planner && !hash_equal(found, mine)) {
         if (s->decoder)
             return err_set(err, -EINVAL, "layout: found fingerprint %016llx, expected %016llx",
                            (unsigned long long)found.lo, (unsigned long long)mine.lo);
@@ -370,7 +374,7 @@ static int greet_decoder(struct serve *s, const struct bus_peer *peer, const str
                  (unsigned long long)found.lo, (unsigned long long)mine.lo);
         stop_planner(s);
     }
-    if (!s->worker) {
+    if (!s->planner) {
         r = make_planner(s, &hello->layout, err);
         if (r < 0)
             return r;
@@ -386,7 +390,7 @@ static int greet_retriever(struct serve *s, const struct msg_hello *hello, struc
     const struct bus_peer *other = bus_find_role(s->server, ROLE_RETRIEVER);
     if (other && bus_peer_lives(other))
         return err_set(err, -EBUSY, "a retriever is attached already (pid %u)", other->pid);
-    if (s->worker) {
+    if (s->planner) {
         int r = compare_retriever(&s->layout, &hello->layout, err);
         if (r < 0)
             return r;
@@ -436,7 +440,7 @@ static void on_message(void *arg, struct bus_peer *peer, struct msg *msg)
         refuse_message(s, peer, msg, -ESHUTDOWN, "the store is draining");
         return;
     }
-    if (!s->worker) {
+    if (!s->planner) {
         if (msg->kind == MSG_PREFIX) {
             struct msg none = {.kind = MSG_PREFIXED, .id = msg->id};
             bus_reply(s->server, peer, &none);
@@ -465,7 +469,7 @@ static char *on_status(void *arg)
     struct serve *s = arg;
     struct status_source source = {
         .options = &s->options.planner, .bus = bus_counters(s->bus), .state = s->state, .layout = &s->layout};
-    if (s->worker) {
+    if (s->planner) {
         worker_stats(s->worker, &s->stats);
         source.stats = &s->stats;
     }
@@ -485,12 +489,21 @@ int serve_create(struct serve **ret, struct loop *loop, const struct store_optio
     s->hello =
         (struct msg_hello){.role = ROLE_KVSTORE, .version_min = MSG_VERSION_MIN, .pid = (uint32_t)getpid()};
     snprintf(s->hello.build, sizeof s->hello.build, "%s", SPECONTEXT_VERSION);
-    snprintf(s->hello.device, sizeof s->hello.device, "cpu");
+    const char *device = options->device ? options->device : "cpu";
+    int r = worker_start(&s->worker, &options->planner, device, err);
+    if (r < 0) {
+        serve_free(&s);
+        return r;
+    }
+    loop_add_fd(loop, worker_fd(s->worker), EPOLLIN, on_answers, s);
+    snprintf(s->hello.device, sizeof s->hello.device, "%s", worker_device(s->worker));
     s->bus = bus_create(loop, &s->hello);
     char path[RUNTIME_PATH_MAX];
-    int r = runtime_path(options->daemon.runtime, "kvstore.fd", path, err);
+    r = runtime_path(options->daemon.runtime, "kvstore.fd", path, err);
     if (r == 0)
         r = fdpass_listen(path, &s->listen_fd, err);
+    if (r == 0)
+        s->listen_file = unix_socket_file(path);
     if (r == 0)
         r = loop_add_fd(loop, s->listen_fd, EPOLLIN, on_listen, s);
     if (r == 0)
@@ -519,13 +532,15 @@ void serve_free(struct serve **serve)
             close(s->connections[i].fd);
         }
     if (s->listen_fd >= 0) {
-        loop_remove_fd(s->loop, s->listen_fd);
-        close(s->listen_fd);
         char path[RUNTIME_PATH_MAX];
         if (runtime_path(s->options.daemon.runtime, "kvstore.fd", path, NULL) == 0)
-            unlink(path);
+            unix_socket_unlink(path, s->listen_file); /* before it closes, when others may take the path */
+        loop_remove_fd(s->loop, s->listen_fd);
+        close(s->listen_fd);
     }
-    stop_planner(s);
+    if (s->worker)
+        loop_remove_fd(s->loop, worker_fd(s->worker));
+    worker_stop(&s->worker);
     if (s->arena_fd >= 0)
         close(s->arena_fd);
     bus_free(&s->bus);

@@ -147,6 +147,8 @@ static void split(struct planner *p, const struct msg *msg, struct arrival *arri
                                       .limit = e->limit,
                                       .position = e->position,
                                       .mass = e->mass,
+                                      .mass_base = e->mass_base,
+                                      .flags = e->flags,
                                       .counts = counts,
                                       .positions = positions}};
         for (uint32_t j = 0; j < i; j++)

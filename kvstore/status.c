@@ -42,6 +42,21 @@ static void put_memory(json_t *root, const struct worker_stats *s)
     figures_count(root, "control_bytes", s->control_bytes);
 }
 
+static void put_gpu(json_t *root, const struct worker_gpu *g)
+{
+    if (!g->device)
+        return;
+    json_t *o = figures_section(root, "gpu");
+    figures_text(o, "device", g->device);
+    figures_text(o, "uuid", g->uuid);
+    figures_bool(o, "mps", g->mps);
+    figures_count(o, "context_bytes", g->context_bytes);
+    figures_count(o, "kv_bytes", g->kv_bytes);
+    figures_count(o, "tables_bytes", g->tables_bytes);
+    figures_count(o, "total_bytes", g->context_bytes + g->kv_bytes + g->tables_bytes);
+    figures_count(o, "host_registered_bytes", g->registered_bytes);
+}
+
 static void put_counters(json_t *root, const char *key, const struct kv_counters *c)
 {
     json_t *o = figures_section(root, key);
@@ -57,6 +72,9 @@ static void put_counters(json_t *root, const char *key, const struct kv_counters
     figures_count(o, "bytes_filled", c->bytes_filled);
     figures_count(o, "bytes_written", c->bytes_written);
     figures_real(o, "mass_mean", c->mass_count ? c->mass_sum / (double)c->mass_count : 0);
+    figures_real(o, "mass_base_mean", c->mass_count ? c->mass_base_sum / (double)c->mass_count : 0);
+    figures_count(o, "selections_grown", c->grown);
+    figures_count(o, "fallbacks", c->fallbacks);
 }
 
 static void put_totals(json_t *root, const struct planner_totals *t)
@@ -114,6 +132,7 @@ static void put_stats(json_t *root, const struct worker_stats *s)
     figures_count(root, "resident_proposed", s->proposed);
     figures_count(root, "answers_lost", s->answers_lost);
     put_memory(root, s);
+    put_gpu(root, &s->gpu);
     put_counters(root, "counters_live", &s->live);
     put_counters(root, "counters_closed", &s->totals.counters);
     put_totals(root, &s->totals);

@@ -99,7 +99,7 @@ static void step_end(struct planner *p)
 static void raise_runs(struct planner *p, uint32_t end)
 {
     for (; p->step.runs_raised < end; p->step.runs_raised++)
-        flag_raise(planner_flag(p, FLAG_ROWS_READY + p->step.runs_raised), p->step.step);
+        planner_raise_rows(p, p->step.runs_raised);
 }
 
 /* ---- dense ---- */
@@ -251,6 +251,15 @@ static void prepare_part(void *arg, int index, int thread)
     tables_lists(&p->tables, p->step.step, work->phase, s, part->position);
     tables_entry(&p->tables, p->step.step, work->phase, part->index, 0,
                  s->loaded + e->loads.count + e->fills.count);
+    if (e->is_short && residency_layers(p) > 0) {
+        tables_attend_all(&p->tables, p->step.step, work->phase, part->index);
+        s->counters.fallbacks += work->phase;
+    }
+}
+
+static void rows_ready(void *arg, uint32_t run)
+{
+    raise_runs(arg, run + 1);
 }
 
 /* Gathers what the parts lack, run by run, and raises ROWS_READY of each run in [.., end). */
@@ -258,18 +267,14 @@ static void gather_runs(struct planner *p, uint32_t end)
 {
     struct step *step = &p->step;
     int64_t from = clock_now_ns();
-    for (uint32_t run = step->runs_raised; run < end; run++) {
-        uint32_t first = layout_run_first(&p->layout, run), next = layout_run_first(&p->layout, run + 1);
-        uint32_t low = residency_layers(p);
-        if (step->phase_out[1] && step->selection == SELECTION_MIXED && low < step->early_layers)
-            low = step->early_layers;
-        low = low > first ? low : first;
-        for (uint32_t i = 0; i < step->parts && low < next; i++)
-            if (step->part[i].sequence)
-                planner_gather_layers(p, step->part[i].sequence, low, next);
-        gather_run(&p->gather);
-        raise_runs(p, run + 1);
-    }
+    uint32_t low = layout_run_first(&p->layout, step->runs_raised), last = layout_run_first(&p->layout, end);
+    low = low > residency_layers(p) ? low : residency_layers(p);
+    if (step->phase_out[1] && step->selection == SELECTION_MIXED && low < step->early_layers)
+        low = step->early_layers;
+    for (uint32_t i = 0; i < step->parts && low < last; i++)
+        if (step->part[i].sequence)
+            planner_gather_layers(p, step->part[i].sequence, low, last);
+    gather_run_each(&p->gather, step->runs_raised, end, (struct gather_ready){rows_ready, p});
     p->totals.gather_ns += clock_now_ns() - from;
 }
 
@@ -278,14 +283,14 @@ static void gather_early_rest(struct planner *p)
 {
     struct step *step = &p->step;
     uint32_t low = layout_run_first(&p->layout, step->runs_raised), resident = residency_layers(p);
-    for (uint32_t i = 0; i < step->parts; i++) {
-        struct sequence *s = step->part[i].sequence;
-        if (!s)
-            continue;
-        planner_gather_layers(p, s, low > resident ? low : resident, p->layout.layers);
-        gather_run(&p->gather);
-        planner_gather_done(p, s);
-    }
+    for (uint32_t i = 0; i < step->parts; i++)
+        if (step->part[i].sequence)
+            planner_gather_layers(p, step->part[i].sequence, low > resident ? low : resident,
+                                  p->layout.layers);
+    gather_run(&p->gather);
+    for (uint32_t i = 0; i < step->parts; i++)
+        if (step->part[i].sequence)
+            planner_gather_done(p, step->part[i].sequence);
 }
 
 /* After the late runs under `mixed`: rows whose slots no early layer reads go into the early layers now. */
@@ -298,21 +303,18 @@ static void gather_late_rest(struct planner *p)
         struct sequence *s = step->part[i].sequence;
         if (!s)
             continue;
-        uint32_t all = s->elastic.loads.count, now = s->debts;
-        if (mixed && now < all) {
-            s->elastic.loads.count = now;
+        uint32_t all = s->elastic.loads.count;
+        s->debt_layers = mixed && s->debts < all ? step->early_layers : 0;
+        if (s->debt_layers)
+            s->elastic.loads.count = s->debts;
+        if (mixed)
             planner_gather_layers(p, s, resident, step->early_layers);
-            s->elastic.loads.count = all;
-            s->debt_layers = step->early_layers;
-        } else {
-            if (mixed)
-                planner_gather_layers(p, s, resident, step->early_layers);
-            s->debt_layers = 0;
-        }
-        gather_run(&p->gather);
-        if (s->debt_layers == 0)
-            planner_gather_done(p, s);
+        s->elastic.loads.count = all;
     }
+    gather_run(&p->gather);
+    for (uint32_t i = 0; i < step->parts; i++)
+        if (step->part[i].sequence && step->part[i].sequence->debt_layers == 0)
+            planner_gather_done(p, step->part[i].sequence);
 }
 
 static void count_sparse(struct planner *p)
@@ -442,6 +444,7 @@ static bool begin(struct planner *p)
     parts_begin(p, status);
     if (r->kind == STEP_RECORD) {
         p->totals.steps_record++;
+        planner_commit(p, true); /* the flag speaks of all steps up to it */
         flag_raise(planner_flag(p, FLAG_COMMITTED), step->step);
         step_end(p);
         return true;
@@ -492,17 +495,25 @@ static bool written(struct planner *p)
     for (uint32_t i = 0; i < step->parts; i++)
         if (step->part[i].sequence)
             write_back(p, &step->part[i]);
+    planner_commit(p, true); /* of the step before: long there, mostly */
     gather_run(&p->gather);
+    struct commit *commit = &p->commit;
+    *commit = (struct commit){.step = step->step};
     for (uint32_t i = 0; i < step->parts; i++) {
         struct sequence *s = step->part[i].sequence;
         if (!s)
             continue;
-        uint32_t end = step->part[i].position + step->part[i].count;
-        sequence_commit(s, &p->prefix, end);
+        s->committed = step->part[i].position + step->part[i].count;
+        commit->part[commit->parts].sequence = s;
+        commit->part[commit->parts++].end = s->committed;
         for (uint32_t run = 0; run < p->residency.resident; run++)
-            s->pages_valid[run] = end;
+            s->pages_valid[run] = s->committed;
     }
-    flag_raise(planner_flag(p, FLAG_COMMITTED), step->step);
+    if (planner_error(p))
+        return false;
+    commit->ticket = p->device.gpu ? device_gpu_ticket(p->device.gpu) : 0;
+    commit->waits = true;
+    planner_commit(p, false);
     step->state = STEP_CONSUMED;
     return true;
 }

@@ -1,8 +1,10 @@
 /* Command line of specontext-kvstore; see store_options.h. No state, main only. */
 #include "kvstore/store_options.h"
 
+#include <errno.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 enum { THREADS_DEFAULT_MAX = 16, THREADS_MAX = 256 };
@@ -11,6 +13,8 @@ enum { THREADS_DEFAULT_MAX = 16, THREADS_MAX = 256 };
 
 /* clang-format off */
 static const struct option_entry table[] = {
+    {.name = "device", .kind = OPTION_TEXT, .at = offsetof(struct store_options, device), .argument = "DEVICE",
+     .initial = "cpu", .group = DAEMON_GROUP, .text = "where the decoder computes: cpu, cuda, cuda:N or a GPU's UUID"},
     {.name = "device-memory", .kind = OPTION_SIZE, AT(device_bytes), .argument = "SIZE", .initial = "256M",
      .text = "KV memory of the device"},
     {.name = "host-memory", .kind = OPTION_SIZE, AT(host_bytes), .argument = "SIZE",
@@ -52,5 +56,8 @@ int store_options_parse(int argc, char **argv, struct store_options *ret, struct
              "what attention reads.");
         options_help(table, stdout);
     }
+    if (r == 0 && strcmp(ret->device, "cpu") != 0 && !gpu_named(ret->device))
+        return err_set(err, -EINVAL, "--device: found %s, expected cpu, cuda, cuda:N or GPU-UUID",
+                       ret->device);
     return r;
 }

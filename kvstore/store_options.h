@@ -8,6 +8,7 @@
 
 struct store_options {
     struct daemon_options daemon;
+    const char *device; /* "cpu", or what names a GPU */
     struct planner_options planner;
 };
 

@@ -27,6 +27,7 @@ void tables_begin(struct tables *t, uint32_t step, uint32_t version, uint32_t re
     struct table_header *header = (struct table_header *)view_of(t, step)->base;
     header->step = step;
     header->resident_version = version;
+    t->resident[step & 1] = resident;
     for (uint32_t l = 0; l < t->header.layers; l++)
         header->resident[l] = l < resident;
 }
@@ -89,6 +90,16 @@ static void write_slots(const struct selection_list *list, const struct elastic_
         *out++ = map[p];
 }
 
+/* Positions that a layer of the group attends on average. */
+static uint64_t attended(const struct tables *t, uint32_t step, const struct elastic *e, uint32_t group,
+                         uint32_t listed, uint32_t position)
+{
+    uint32_t first = e->layout.group_first_layer[group], end = e->layout.group_first_layer[group + 1];
+    uint32_t resident = t->resident[step & 1];
+    uint64_t all = e->is_short && resident > first ? (resident < end ? resident : end) - first : 0;
+    return (all * (position + 1) + (end - first - all) * listed) / (end - first);
+}
+
 void tables_lists(struct tables *t, uint32_t step, uint32_t phase, struct sequence *s, uint32_t position)
 {
     const struct table_view *view = view_of(t, step);
@@ -105,7 +116,7 @@ void tables_lists(struct tables *t, uint32_t step, uint32_t phase, struct sequen
             if (e->attached[g])
                 write_slots(list, elastic_head(e, g, h / e->ratio), sinks, window,
                             table_slots_at(view, index));
-            s->counters.attended += phase ? n : 0;
+            s->counters.attended += phase ? attended(t, step, e, g, n, position) : 0;
         }
         uint32_t *writes = table_write_at(view, s->index, g);
         for (uint32_t h = 0; h < t->header.row_heads && e->attached[g]; h++) {
@@ -124,4 +135,10 @@ void tables_entry(struct tables *t, uint32_t step, uint32_t phase, uint32_t inde
     CHECK(index < t->header.sequences_max);
     struct table_sequence *entry = table_sequence_at(view_of(t, step), phase, index);
     *entry = (struct table_sequence){.step = step, .status = status, .loaded = loaded};
+}
+
+void tables_attend_all(struct tables *t, uint32_t step, uint32_t phase, uint32_t index)
+{
+    CHECK(index < t->header.sequences_max);
+    table_sequence_at(view_of(t, step), phase, index)->flags = TABLE_ATTEND_ALL;
 }

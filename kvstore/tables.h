@@ -14,6 +14,7 @@
 struct tables {
     struct control_header header; /* private copy */
     struct table_view view[2];    /* per parity */
+    uint32_t resident[2];         /* layers on the device, per parity */
 };
 
 /* `control` is mapped read-write and holds an initialised header. */
@@ -33,11 +34,15 @@ void tables_staging(struct tables *tables, uint32_t step, struct sequence *seque
 void tables_slabs(struct tables *tables, uint32_t step, struct sequence *sequence, uint32_t layer);
 
 /* Lists of one phase from the set in use: sinks, selection, [limit, position]; and the slots to write to. The
- * late phase (1) is the one that counts as attended. */
+ * late phase (1) is the one that counts as attended: of a set that is short, everything in layers on the
+ * device. */
 void tables_lists(struct tables *tables, uint32_t step, uint32_t phase, struct sequence *sequence,
                   uint32_t position);
 
 void tables_entry(struct tables *tables, uint32_t step, uint32_t phase, uint32_t index, int32_t status,
                   uint32_t loaded);
+
+/* Behind tables_entry: layers on the device attend all positions in this phase. */
+void tables_attend_all(struct tables *tables, uint32_t step, uint32_t phase, uint32_t index);
 
 #endif

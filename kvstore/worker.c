@@ -1,5 +1,6 @@
 /* The planner's thread; see worker.h. It sleeps on its mailbox and on the store's doorbell, or, while a
- * dense step's staging waits for the decoder, on RUN_CONSUMED in slices. It must never touch a socket. */
+ * dense step's staging waits for the decoder, on RUN_CONSUMED in slices; for a millisecond at most while the GPU
+ * has work of ours. It must never touch a socket. */
 #include "kvstore/worker.h"
 
 #include <errno.h>
@@ -9,6 +10,7 @@
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
@@ -18,11 +20,25 @@
 #include "kvstore/residency.h"
 #include "link/flag.h"
 
-enum { QUEUE = 4096, HOUSEKEEPING_MS = 1000 };
+enum { QUEUE = 4096, HOUSEKEEPING_MS = 1000, CALL_S = 120 };
 #define RUN_SLICE_NS (20 * CLOCK_MS) /* how long a wait for RUN_CONSUMED may keep commands waiting */
 
+struct call {                       /* what the loop thread waits for */
+    const struct kv_layout *layout; /* NULL: get rid of the planner */
+    int arena_fd;
+    struct err *err;
+    int result;
+    bool done;
+};
+
 struct worker {
-    struct planner *planner;
+    struct planner_options options;
+    const char *device;
+    struct device_gpu *gpu;  /* NULL: the CPU */
+    struct planner *planner; /* NULL: no decoder has told a layout yet */
+    struct call *call;       /* with the mutex, as everything that a call writes */
+    pthread_cond_t called;
+    bool failed; /* told already */
     struct mailbox *commands, *answers;
     pthread_t thread;
     int store_bell, decoder_bell; /* -1 while no decoder is attached */
@@ -105,9 +121,70 @@ static void on_broken(void *arg, const char *why)
     put_answer(w, a);
 }
 
-struct planner_events worker_events(void)
+/* ---- calls ---- */
+
+static int make(struct worker *w, const struct call *c)
 {
-    return (struct planner_events){.reselect = on_reselect, .closed = on_closed, .broken = on_broken};
+    struct planner_events events = {
+        .arg = w, .reselect = on_reselect, .closed = on_closed, .broken = on_broken};
+    return c->arena_fd < 0
+               ? planner_create(&w->planner, &w->options, c->layout, &events, c->err)
+               : planner_create_adopting(&w->planner, &w->options, c->layout, &events, c->arena_fd, c->err);
+}
+
+static void finish(struct worker *w, struct call *c, int result)
+{
+    pthread_mutex_lock(&w->mutex);
+    c->result = result;
+    c->done = true;
+    pthread_cond_signal(&w->called);
+    pthread_mutex_unlock(&w->mutex);
+}
+
+/* Waits for the thread to finish a call that it has, or gets by way of a command. */
+static int await(struct worker *w, struct call *c)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += CALL_S;
+    pthread_mutex_lock(&w->mutex);
+    while (!c->done) /* a planner that hangs that long is of no more use */
+        CHECK(pthread_cond_timedwait(&w->called, &w->mutex, &until) == 0);
+    pthread_mutex_unlock(&w->mutex);
+    return c->result;
+}
+
+static int call(struct worker *w, struct call *c)
+{
+    struct worker_command *command = mem_alloc(1, sizeof *command);
+    command->kind = WORKER_CALL;
+    w->call = c;
+    if (mailbox_put(w->commands, command) == 0)
+        return await(w, c);
+    worker_command_free(command);
+    return err_set(c->err, -EAGAIN, "the planner's queue is full");
+}
+
+int worker_make(struct worker *w, const struct kv_layout *layout, int arena_fd, struct err *err)
+{
+    struct call c = {.layout = layout, .arena_fd = arena_fd, .err = err};
+    return call(w, &c);
+}
+
+void worker_unmake(struct worker *w)
+{
+    struct call c = {.arena_fd = -1};
+    call(w, &c);
+}
+
+const struct planner *worker_planner(const struct worker *w)
+{
+    return w->planner;
+}
+
+const char *worker_device(const struct worker *w)
+{
+    return w->gpu ? w->gpu->info.uuid : "cpu";
 }
 
 /* ---- commands ---- */
@@ -136,9 +213,9 @@ static int attach(struct worker *w, struct worker_answer *a)
     if (r == 0)
         r = doorbell_create(&w->decoder_bell);
     int from[4] = {p->device.segment.fd, p->control.fd, w->store_bell, w->decoder_bell};
-    for (size_t i = 0; i < 4 && r == 0; i++) {
-        a->fds[i] = own_fd(from[i]);
-        r = a->fds[i] < 0 ? -errno : 0;
+    for (size_t i = w->gpu ? 1 : 0; i < 4 && r == 0; i++) { /* a GPU's memory is opened by its handle */
+        int fd = a->fds[a->fd_count++] = own_fd(from[i]);
+        r = fd < 0 ? -errno : 0;
     }
     if (r < 0) {
         planner_detach(p, clock_now_ns());
@@ -157,6 +234,25 @@ static void do_attach(struct worker *w, uint64_t epoch)
     a->epoch = epoch;
     attach(w, a);
     put_answer(w, a);
+}
+
+static void unmake(struct worker *w)
+{
+    if (w->planner && w->planner->attached)
+        planner_detach(w->planner, clock_now_ns());
+    planner_free(&w->planner);
+    close_bells(w);
+}
+
+static void do_call(struct worker *w)
+{
+    struct call *c = w->call;
+    int r = 0;
+    if (c->layout)
+        r = make(w, c);
+    else
+        unmake(w);
+    finish(w, c, r);
 }
 
 static void do_message(struct worker *w, struct worker_command *c)
@@ -209,17 +305,25 @@ void worker_command_free(struct worker_command *c)
 static void do_command(struct worker *w, struct worker_command *c)
 {
     /* What was posted before the message was sent comes first: a CLOSE may follow a record of last tokens. */
-    planner_advance(w->planner);
+    if (w->planner)
+        planner_advance(w->planner);
+    bool sound = w->planner && !planner_error(w->planner);
     switch (c->kind) {
     case WORKER_MESSAGE:
-        do_message(w, c);
+        if (sound)
+            do_message(w, c);
         break;
     case WORKER_ATTACH:
-        do_attach(w, c->epoch);
+        if (sound)
+            do_attach(w, c->epoch);
         break;
     case WORKER_DETACH:
-        planner_detach(w->planner, clock_now_ns());
+        if (w->planner)
+            planner_detach(w->planner, clock_now_ns());
         close_bells(w);
+        break;
+    case WORKER_CALL:
+        do_call(w);
         break;
     case WORKER_STOP: /* only wakes the thread */
         break;
@@ -245,6 +349,18 @@ static void snapshot_sequences(const struct planner *p, struct worker_stats *s)
                                                                  .attached = q->attached};
         msg_add_counters(&s->live, &q->counters);
     }
+}
+
+static struct worker_gpu snapshot_gpu(const struct device_gpu *g, const char *device)
+{
+    struct worker_gpu s = {.device = device,
+                           .mps = g->info.mps,
+                           .context_bytes = g->info.context_bytes,
+                           .kv_bytes = g->kv_bytes,
+                           .tables_bytes = g->tables_bytes,
+                           .registered_bytes = g->registered_bytes};
+    memcpy(s.uuid, g->info.uuid, sizeof s.uuid);
+    return s;
 }
 
 static void snapshot(struct worker *w)
@@ -282,6 +398,8 @@ static void snapshot(struct worker *w)
     for (uint32_t l = 0; l < p->layout.layers; l++)
         s.pages += p->device.layer_pages[l];
     snapshot_sequences(p, &s);
+    if (w->gpu)
+        s.gpu = snapshot_gpu(w->gpu, w->device);
     pthread_mutex_lock(&w->mutex);
     w->stats = s;
     pthread_mutex_unlock(&w->mutex);
@@ -290,7 +408,7 @@ static void snapshot(struct worker *w)
 static void sleep_until_news(struct worker *w, int timeout_ms)
 {
     uint32_t step;
-    struct control_flag *flag = planner_waits_for(w->planner, &step);
+    struct control_flag *flag = w->planner ? planner_waits_for(w->planner, &step) : NULL;
     if (flag) { /* the decoder raises it without a bell */
         flag_wait(flag, step, clock_now_ns() + RUN_SLICE_NS, 0);
         return;
@@ -301,41 +419,80 @@ static void sleep_until_news(struct worker *w, int timeout_ms)
     CHECK(r >= 0 || errno == EINTR);
 }
 
+static void tell_failure(struct worker *w)
+{
+    const struct err *err = planner_error(w->planner);
+    if (!err || w->failed)
+        return;
+    w->failed = true;
+    struct worker_answer *a = new_answer(WORKER_FAILED);
+    a->error = *err;
+    put_answer(w, a);
+}
+
+/* Does what can be done. Returns for how long the thread may sleep, in ms. */
+static int work(struct worker *w)
+{
+    struct planner *p = w->planner;
+    planner_advance(p);
+    tell_failure(w);
+    if (w->decoder_bell >= 0 && p->residency.proposed != w->proposed) {
+        w->proposed = p->residency.proposed;
+        doorbell_ring(w->decoder_bell);
+    }
+    snapshot(w);
+    /* Filling pages that come back touches nothing that a step in flight reads. */
+    bool more = !w->failed && p->step.state != STEP_STAGED && planner_idle(p, clock_now_ns());
+    if (planner_busy(p))
+        return 1;
+    return more ? 0 : HOUSEKEEPING_MS;
+}
+
 static void *worker_main(void *arg)
 {
     struct worker *w = arg;
     prctl(PR_SET_NAME, "planner");
+    struct call *start = w->call;
+    int r = gpu_named(w->device) ? device_gpu_open(&w->gpu, w->device, start->err) : 0;
+    w->options.gpu = w->gpu;
+    finish(w, start, r);
     while (!w->stopping) {
         if (w->store_bell >= 0)
             doorbell_clear(w->store_bell); /* before the flags are read, so that no ring is lost */
         struct worker_command *command;
         while (!w->stopping && (command = mailbox_take(w->commands)))
             do_command(w, command);
-        planner_advance(w->planner);
-        if (w->decoder_bell >= 0 && w->planner->residency.proposed != w->proposed) {
-            w->proposed = w->planner->residency.proposed;
-            doorbell_ring(w->decoder_bell);
-        }
-        snapshot(w);
-        /* Filling pages that come back touches nothing that a step in flight reads. */
-        bool more = w->planner->step.state != STEP_STAGED && planner_idle(w->planner, clock_now_ns());
-        sleep_until_news(w, more ? 0 : HOUSEKEEPING_MS);
+        sleep_until_news(w, w->planner ? work(w) : HOUSEKEEPING_MS);
     }
+    unmake(w);
+    device_gpu_close(&w->gpu);
     return NULL;
 }
 
-struct worker *worker_start(struct planner *planner)
+int worker_start(struct worker **ret, const struct planner_options *options, const char *device,
+                 struct err *err)
 {
     struct worker *w = mem_alloc(1, sizeof *w);
-    w->planner = planner;
+    struct call start = {.err = err};
+    w->options = *options;
+    w->device = device;
+    w->call = &start;
     w->commands = mailbox_create(QUEUE);
     w->answers = mailbox_create(QUEUE);
     w->store_bell = w->decoder_bell = -1;
-    planner->events.arg = w;
     pthread_mutex_init(&w->mutex, NULL);
-    snapshot(w);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&w->called, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     CHECK(pthread_create(&w->thread, NULL, worker_main, w) == 0);
-    return w;
+    int r = await(w, &start);
+    if (r < 0)
+        worker_stop(&w);
+    else
+        *ret = w;
+    return r;
 }
 
 static void free_command(void *item)
@@ -360,11 +517,10 @@ void worker_stop(struct worker **worker)
     if (mailbox_put(w->commands, stop) < 0) /* full: the thread is about to look */
         worker_command_free(stop);
     pthread_join(w->thread, NULL);
-    planner_detach(w->planner, clock_now_ns());
-    close_bells(w);
     mailbox_free(&w->commands, free_command);
     mailbox_free(&w->answers, free_answer);
     pthread_mutex_destroy(&w->mutex);
+    pthread_cond_destroy(&w->called);
     mem_free(&w);
 }
 

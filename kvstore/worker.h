@@ -1,7 +1,8 @@
 /* The planner's thread and the two mailboxes between it and the loop thread.
  *
- * The loop thread puts commands and takes answers; it never touches the planner while the thread runs,
- * except to read the snapshot that worker_stats copies. */
+ * The thread opens the GPU, if there is one, and makes the planner, for a GPU's context belongs to the thread that
+ * uses it. The loop thread puts commands and takes answers; of the planner it reads only what never changes in
+ * its life, and the snapshot that worker_stats copies. */
 #ifndef KVSTORE_WORKER_H
 #define KVSTORE_WORKER_H
 
@@ -11,7 +12,7 @@
 #include "kvstore/planner.h"
 #include "link/bus.h"
 
-enum worker_command_kind { WORKER_MESSAGE, WORKER_ATTACH, WORKER_DETACH, WORKER_STOP };
+enum worker_command_kind { WORKER_MESSAGE, WORKER_ATTACH, WORKER_DETACH, WORKER_CALL, WORKER_STOP };
 
 struct worker_command {
     enum worker_command_kind kind;
@@ -25,6 +26,7 @@ enum worker_answer_kind {
     WORKER_TO_ROLE,  /* msg to whoever has `role` now */
     WORKER_ATTACHED, /* fds for the decoder of `epoch`; error.code < 0: none, and why */
     WORKER_BROKEN,   /* the decoder of `epoch` broke the rules: error.text */
+    WORKER_FAILED,   /* the GPU is lost and the daemon has to end: error.text */
 };
 
 struct worker_answer {
@@ -34,7 +36,9 @@ struct worker_answer {
     struct msg msg;
     void *owned; /* freed with the answer: what msg points to */
     uint64_t epoch;
-    int fds[4]; /* device, control, doorbell of the store, of the decoder: the loop thread's to close */
+    int fds[4]; /* device (memfd only), control, doorbell of the store, of the decoder: the loop thread's to
+                   close */
+    uint32_t fd_count;
     uint64_t device_bytes, control_bytes;
     struct err error;
 };
@@ -45,7 +49,15 @@ struct worker_sequence {
     bool attached;
 };
 
+struct worker_gpu {     /* bytes by kind */
+    const char *device; /* as it was asked for; NULL: none */
+    char uuid[sizeof((struct gpu_info *)0)->uuid];
+    int mps;
+    uint64_t context_bytes, kv_bytes, tables_bytes, registered_bytes;
+};
+
 struct worker_stats { /* a snapshot for STATUS */
+    struct worker_gpu gpu;
     struct planner_totals totals;
     struct kv_counters live; /* of open sequences, summed */
     uint64_t store_epoch, decoder_epoch;
@@ -64,11 +76,21 @@ struct worker_stats { /* a snapshot for STATUS */
 
 struct worker;
 
-/* Starts the thread over `planner`, which stays the caller's and must not be touched until worker_stop.
- * The planner's events must be worker_events(): set them before it is created. */
-struct worker *worker_start(struct planner *planner);
+/* Starts the thread; with `device` naming a GPU it opens it. 0, or why it cannot. */
+int worker_start(struct worker **ret, const struct planner_options *options, const char *device,
+                 struct err *err);
 void worker_stop(struct worker **worker);
-struct planner_events worker_events(void);
+
+/* "cpu", or the UUID of the GPU. */
+const char *worker_device(const struct worker *worker);
+
+/* Makes a planner, or gets rid of it, and returns when that is done. `arena_fd`: as planner_create_adopting, or
+ * -1: a new arena. */
+int worker_make(struct worker *worker, const struct kv_layout *layout, int arena_fd, struct err *err);
+void worker_unmake(struct worker *worker);
+
+/* NULL while there is none. Only what is fixed when it is made may be read. */
+const struct planner *worker_planner(const struct worker *worker);
 
 /* Takes `command` (made with mem_alloc). -EAGAIN: the queue is full, the command stays the caller's. */
 int worker_put(struct worker *worker, struct worker_command *command);

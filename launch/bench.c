@@ -133,6 +133,9 @@ static void send_round(struct bench *b)
             .max_tokens = b->request.generate,
             .selection = o->run.selection,
             .budget = o->run.budget < b->context ? o->run.budget : b->context,
+            .budget_max = run_options_budget_max(&o->run, b->context),
+            .min_mass = o->run.min_mass,
+            .budget_top_p = o->run.budget_top_p,
             .sinks = o->run.sinks,
             .window = o->run.window,
             .sampling = {.top_p = 1, .repeat_penalty = 1},
@@ -431,11 +434,12 @@ static int start(struct bench *b, struct err *err)
     r = supervise_create(&config, &supervise_ops, b, &b->supervise, err);
     if (r)
         return r;
-    uint32_t budget = b->options.run.budget;
     struct parts_plan plan = {.options = &b->options.run,
+                              .model = b->model,
+                              .context = b->context,
                               .head = b->head,
                               .sequences = b->options.parallel,
-                              .budget = budget < b->context ? budget : b->context};
+                              .budget = run_options_budget_max(&b->options.run, b->context)};
     r = parts_start(b->supervise, &plan, err);
     return r ? r : client_create(b->loop, supervise_dir(b->supervise), &client_ops, b, &b->client, err);
 }

@@ -1,9 +1,8 @@
-/* Heads made of a model's own layers, and a look at head files. Everything is owned by the calling thread
- * for the length of a call. It must never change the model's file.
+/* Heads made of a model's own layers or of draft models, and a look at head files. Everything is owned by
+ * the calling thread for the length of a call. It must never change the model's file.
  *
- * A bootstrapped head needs no training: the query and key projections of one layer, applied to the
- * token embedding, already rank positions far better than chance. It is the head that a trained one must
- * beat. */
+ * A bootstrapped head needs no training: the query and key projections of one layer, applied to the token
+ * embedding, already rank positions far better than chance. It is the head that a trained one must beat. */
 #include "launch/head.h"
 
 #include <errno.h>
@@ -17,6 +16,7 @@
 #include "base/alloc.h"
 #include "base/parse.h"
 #include "compute/compute.h"
+#include "launch/head_import.h"
 #include "model/head.h"
 
 enum { TILE_ROWS = 256, EXIT_USAGE = 2 };
@@ -101,7 +101,7 @@ static int write_head(const struct bootstrap *b, const struct model *model, stru
             rc = narrow(c, &from->wk, name, &groups[g].k, err);
     }
     if (rc == 0)
-        rc = head_write(b->out_path, &h, groups, err);
+        rc = head_write(b->out_path, &h, NULL, groups, err);
     for (uint32_t g = 0; g < b->groups; g++) {
         void *q = (void *)(uintptr_t)groups[g].q.data, *k = (void *)(uintptr_t)groups[g].k.data;
         mem_free(&q);
@@ -154,10 +154,15 @@ static void print_head(const struct head *head)
     printf("fingerprint      %016" PRIx64 "%016" PRIx64 "\n", hash.hi, hash.lo);
     printf("model            %016" PRIx64 "%016" PRIx64 "\n", c->model.hi, c->model.lo);
     printf("tokenizer        %016" PRIx64 "%016" PRIx64 "\n", c->tokenizer.hi, c->tokenizer.lo);
-    printf("vocabulary       %" PRIu32 ", embedding of the model, %" PRIu32 " wide\n", c->vocab, c->hidden);
+    printf("vocabulary       %" PRIu32 ", embedding of %s, %" PRIu32 " wide\n", c->vocab,
+           c->embedding == HEAD_EMBEDDING_OWN ? "its own" : "the model", c->hidden);
+    printf("features         %s", head_features_name(c->features));
+    for (uint32_t i = 0; i < c->feature_layer_count; i++)
+        printf("%s%" PRIu32, i ? ", " : ": what enters layers ", c->feature_layers[i]);
+    printf("\n");
     printf("heads            %" PRIu32 " query, %" PRIu32 " key, %" PRIu32 " dimensions\n", c->q_heads,
            c->kv_heads, c->head_dim);
-    if (head_has_context(c))
+    if (c->features == HEAD_FEATURES_CONTEXT)
         printf("context          %" PRIu32 " views of the last %" PRIu32 " tokens\n", c->views, c->taps);
     printf("rope             %s\n", rope);
     printf("trained context  %" PRIu32 "\n", c->trained_context);
@@ -177,6 +182,8 @@ static void print_head(const struct head *head)
 
 static const char usage[] =
     "usage: specontext head bootstrap -m MODEL -o HEAD [--layer N] [--groups G] [--pool max|mean]\n"
+    "       specontext head import DIR [-m MODEL] [-o HEAD] [--features none|target]\n"
+    "                              [--embedding auto|own|model] [--trained-context N] [--pool max|mean]\n"
     "       specontext head inspect [-m MODEL] HEAD\n"
     "\n"
     "bootstrap  makes a retrieval head of the model's own layers\n"
@@ -185,6 +192,16 @@ static const char usage[] =
     "      --layer N      layer to take it from (default: 0, whose input is the embedding itself)\n"
     "      --groups G     layer groups, each with a selection of its own (default: 1)\n"
     "      --pool KIND    how query heads of a group are pooled: max, mean (default: mean)\n"
+    "import     makes a retrieval head of an EAGLE-3 draft model: a folder with config.json and\n"
+    "           model.safetensors or pytorch_model.bin, of EAGLE, SpecForge, AngelSlim or speculators\n"
+    "  -m, --model MODEL  the model it drafts for; without it the folder is only looked at\n"
+    "  -o, --output HEAD  (default: DIR/" HEAD_IMPORT_FILE ")\n"
+    "      --features F   none: the projections' embedding half (default); target: also what they make\n"
+    "                     of the model's hidden states, which the retriever cannot run yet\n"
+    "      --embedding E  auto: the model's, unless the draft model has another (default); own; model\n"
+    "      --trained-context N  positions of its training, beyond which YaRN stretches it (default: 2048,\n"
+    "                     or what the draft model's own rope scaling spans)\n"
+    "      --pool KIND    max (default) or mean\n"
     "inspect    prints what a head file holds\n"
     "  -m, --model MODEL  also check that it fits this model\n";
 
@@ -201,27 +218,75 @@ static int failure(const struct err *err)
     return EXIT_FAILURE;
 }
 
-enum { OPTION_LAYER = 256, OPTION_GROUPS, OPTION_POOL };
+enum {
+    OPTION_LAYER = 256,
+    OPTION_GROUPS,
+    OPTION_POOL,
+    OPTION_FEATURES,
+    OPTION_EMBEDDING,
+    OPTION_TRAINED_CONTEXT
+};
 
 static const struct option options[] = {{"model", required_argument, NULL, 'm'},
                                         {"output", required_argument, NULL, 'o'},
                                         {"layer", required_argument, NULL, OPTION_LAYER},
                                         {"groups", required_argument, NULL, OPTION_GROUPS},
                                         {"pool", required_argument, NULL, OPTION_POOL},
+                                        {"features", required_argument, NULL, OPTION_FEATURES},
+                                        {"embedding", required_argument, NULL, OPTION_EMBEDDING},
+                                        {"trained-context", required_argument, NULL, OPTION_TRAINED_CONTEXT},
                                         {"help", no_argument, NULL, 'h'},
                                         {0}};
 
-/* One option into `b`; 0, or the exit code plus one, so that --help ends well. */
-static int take_option(struct bootstrap *b, int option, const char *word)
+/* Place of the option's value in a list that NULL ends; -1: not there. */
+static int place_of(const char *const *names)
+{
+    for (int i = 0; names[i]; i++)
+        if (!strcmp(optarg, names[i]))
+            return i;
+    return -1;
+}
+
+static const char *const features_names[] = {"none", "target", NULL};        /* enum head_features */
+static const char *const embedding_names[] = {"auto", "own", "model", NULL}; /* enum eagle_embedding */
+
+/* One option of import alone; as take_option. */
+static int take_import_option(struct head_import *i, int option)
+{
+    int place;
+    switch (option) {
+    case OPTION_FEATURES:
+        if ((place = place_of(features_names)) < 0)
+            return usage_error("--features wants none or target, found", optarg) + 1;
+        i->options.features = (enum head_features)place;
+        return 0;
+    case OPTION_EMBEDDING:
+        if ((place = place_of(embedding_names)) < 0)
+            return usage_error("--embedding wants auto, own or model, found", optarg) + 1;
+        i->options.embedding = (enum eagle_embedding)place;
+        return 0;
+    default:
+        if (parse_u32(optarg, 1, HEAD_CONTEXT_MAX, &i->options.trained_context) < 0)
+            return usage_error("--trained-context wants a number of positions, found", optarg) + 1;
+        return 0;
+    }
+}
+
+/* One option into `b` and `i`; 0, or the exit code plus one, so that --help ends well. */
+static int take_option(struct bootstrap *b, struct head_import *i, int option, const char *word)
 {
     uint32_t value = 0;
     switch (option) {
     case 'm':
-        b->model_path = optarg;
+        i->model_path = b->model_path = optarg;
         return 0;
     case 'o':
-        b->out_path = optarg;
+        i->out_path = b->out_path = optarg;
         return 0;
+    case OPTION_FEATURES:
+    case OPTION_EMBEDDING:
+    case OPTION_TRAINED_CONTEXT:
+        return take_import_option(i, option);
     case OPTION_LAYER:
         if (parse_u32(optarg, 0, MODEL_LAYERS_MAX, &value) < 0)
             return usage_error("--layer wants a layer's number, found", optarg) + 1;
@@ -235,7 +300,7 @@ static int take_option(struct bootstrap *b, int option, const char *word)
     case OPTION_POOL:
         if (strcmp(optarg, "max") != 0 && strcmp(optarg, "mean") != 0)
             return usage_error("--pool wants max or mean, found", optarg) + 1;
-        b->pool = strcmp(optarg, "max") == 0 ? HEAD_POOL_MAX : HEAD_POOL_MEAN;
+        i->options.pool = b->pool = strcmp(optarg, "max") == 0 ? HEAD_POOL_MAX : HEAD_POOL_MEAN;
         return 0;
     case 'h':
         fputs(usage, stdout);
@@ -256,6 +321,17 @@ static int run_bootstrap(const struct bootstrap *b, const char *extra)
         return failure(&err);
     printf("%s\n", b->out_path);
     return EXIT_SUCCESS;
+}
+
+static int run_import(struct head_import *i, const char *folder, const char *extra)
+{
+    struct err err = {0};
+    if (!folder || extra)
+        return usage_error(folder ? "import takes one folder, found also" : "import needs a folder", extra);
+    if (i->out_path && !i->model_path)
+        return usage_error("import needs -m MODEL to write a head", NULL);
+    i->folder = folder;
+    return head_import(i, &err) < 0 ? failure(&err) : EXIT_SUCCESS;
 }
 
 static int run_inspect(const struct bootstrap *b, const char *path, const char *extra)
@@ -279,18 +355,21 @@ static int run_inspect(const struct bootstrap *b, const char *path, const char *
 int head_main(int argc, char **argv)
 {
     struct bootstrap b = {.groups = 1, .pool = HEAD_POOL_MEAN};
+    struct head_import i = {.options = {.pool = HEAD_POOL_MAX}};
     int option;
     optind = 0; /* the caller's own options were parsed with getopt as well */
     while ((option = getopt_long(argc, argv, ":m:o:h", options, NULL)) != -1) {
-        int end = take_option(&b, option, argv[optind - 1]);
+        int end = take_option(&b, &i, option, argv[optind - 1]);
         if (end)
             return end - 1;
     }
     char **words = argv + optind;
     if (!words[0])
-        return usage_error("which: bootstrap or inspect?", NULL);
+        return usage_error("which: bootstrap, import or inspect?", NULL);
     if (!strcmp(words[0], "bootstrap"))
         return run_bootstrap(&b, words[1]);
+    if (!strcmp(words[0], "import"))
+        return run_import(&i, words[1], words[1] ? words[2] : NULL);
     if (!strcmp(words[0], "inspect"))
         return run_inspect(&b, words[1], words[1] ? words[2] : NULL);
     return usage_error("no such sub-command", words[0]);

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "launch/bench.h"
+#include "launch/eval.h"
 #include "launch/head.h"
 #include "launch/inspect.h"
 #include "launch/plan.h"
@@ -25,6 +26,7 @@ static int version_main(int argc, char **argv);
 static const struct command commands[] = {
     {"run", run_main, "answer a prompt, or many, with daemons that it starts and ends"},
     {"bench", bench_main, "measure prefill and decode through the daemons"},
+    {"eval", eval_command_main, "measure a retrieval head, and what sparse attention costs"},
     {"status", status_main, "ask running daemons how they are"},
     {"plan", plan_main, "how much memory a load needs, and when layers have to be offloaded"},
     {"inspect", inspect_main, "what a model is, and whether it fits"},

@@ -28,6 +28,9 @@ static void add_counters(json_t *to, const struct kv_counters *c)
     figures_real(to, "attended_mean", sequence_attended(c));
     figures_real(to, "overlap_mean", sequence_overlap(c));
     figures_real(to, "mass_mean", sequence_mass(c));
+    figures_real(to, "mass_base_mean", sequence_mass_base(c));
+    figures_count(to, "budget_grown", c->grown);
+    figures_count(to, "fallbacks", c->fallbacks);
     figures_count(to, "sparse_steps", c->steps);
     figures_count(to, "rows_loaded", c->rows_loaded);
     figures_count(to, "bytes_loaded", c->bytes_loaded);
@@ -78,6 +81,9 @@ static json_t *make(const struct report *r)
     figures_text(top, "attention", run_options_attention_name(o));
     figures_text(top, "selection", run_options_selection_name(o));
     figures_count(top, "budget", r->budget);
+    figures_count(top, "max_budget", r->budget_max);
+    figures_real(top, "min_mass", (double)o->min_mass);
+    figures_real(top, "budget_top_p", (double)o->budget_top_p);
     figures_count(top, "sinks", o->sinks);
     figures_count(top, "window", o->window);
     figures_count(top, "seed", r->seed);
@@ -181,6 +187,11 @@ static void print_attention(const struct report *report, const struct kv_counter
         fprintf(to, ", mass %.3f", sequence_mass(sum));
     if (sum->lists)
         fputc('\n', to);
+    if (sum->mass_count && (report->options->min_mass > 0 || report->options->budget_top_p > 0))
+        fprintf(to,
+                "by mass:    %10" PRIu64 " of %" PRIu64 " selections grew, %" PRIu64
+                " steps fell back to all positions; mass at the base budget %.3f\n",
+                sum->grown, sum->mass_count, sum->fallbacks, sequence_mass_base(sum));
     if (sum->bytes_if_reloaded)
         fprintf(to,
                 "loaded:     %10.2f MB for selections, %.2f MB if each were loaded whole (%.1f %% saved)\n",

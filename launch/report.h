@@ -14,10 +14,10 @@
 struct report {
     const struct run_options *options;
     const char *model_name;
-    const char *head;                 /* path */
-    uint32_t context, budget;         /* in force */
-    uint64_t seed;                    /* the one that was used */
-    const struct sequence *sequences; /* [count] */
+    const char *head;                     /* path */
+    uint32_t context, budget, budget_max; /* in force */
+    uint64_t seed;                        /* the one that was used */
+    const struct sequence *sequences;     /* [count] */
     uint32_t count;
     int64_t load_ns, run_ns; /* until all parts were ready; from then to the end */
     const char *error;       /* NULL: none */

@@ -53,7 +53,7 @@ struct run {
     struct run_options options;
     struct model *model;
     struct tokenizer *tokenizer;
-    uint32_t context, budget; /* in force */
+    uint32_t context, budget, budget_max; /* in force */
     uint64_t seed;
     char head[PATH_MAX];
     struct prompts prompts;
@@ -165,6 +165,9 @@ static void describe_request(const struct run *run, uint32_t request, struct msg
         .budget = run->budget,
         .sinks = o->sinks,
         .window = o->window,
+        .budget_max = run->budget_max,
+        .min_mass = o->min_mass,
+        .budget_top_p = o->budget_top_p,
         .sampling = {.temperature = o->temperature,
                      .top_p = o->top_p,
                      .min_p = o->min_p,
@@ -381,6 +384,7 @@ static int prepare(struct run *run, struct err *err)
         return err_set(err, -EINVAL, "--ctx-size: found %u, but the model was made for %u", o->context, most);
     run->context = o->context ? o->context : most;
     run->budget = o->budget < run->context ? o->budget : run->context;
+    run->budget_max = run_options_budget_max(o, run->context);
     run->seed = o->seed < 0 ? hash_random_id() >> 1 : (uint64_t)o->seed;
     r = tokenizer_create(run->model, &run->tokenizer, err);
     if (!r)
@@ -413,9 +417,11 @@ static int start(struct run *run, struct err *err)
     uint32_t sequences = run->options.sequences ? run->options.sequences : SEQUENCES_DEFAULT;
     struct parts_plan plan = {
         .options = &run->options,
+        .model = run->model,
+        .context = run->context,
         .head = run->head,
         .sequences = run->prompts.count < sequences ? run->prompts.count : sequences,
-        .budget = run->budget,
+        .budget = run->budget_max,
     };
     r = parts_start(run->supervise, &plan, err);
     if (!r)
@@ -435,6 +441,7 @@ static void tell(struct run *run)
         .head = run->head,
         .context = run->context,
         .budget = run->budget,
+        .budget_max = run->budget_max,
         .seed = run->seed,
         .sequences = run->sequences,
         .count = run->prompts.count,

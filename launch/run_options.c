@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/options.h"
+#include "compute/gpu.h"
 #include "proto/control.h"
 #include "proto/limits.h"
 
@@ -48,6 +49,15 @@ static const struct option_entry table[] = {
      .choices = "sparse|full", .group = ATTENTION, .text = "read what the head picked, or everything"},
     {.name = "budget", .kind = OPTION_UINT, AT(budget), .argument = "N", .initial = "1024", .least = 2,
      .most = LIMIT_CONTEXT, .group = ATTENTION, .text = "positions attended, sinks and window included"},
+    {.name = "min-mass", .kind = OPTION_FLOAT, AT(min_mass), .argument = "X", .initial = "0", .least = 0,
+     .most = 1, .group = ATTENTION,
+     .text = "budgets grow where the head gives their positions less than this share; 0: never"},
+    {.name = "max-budget", .kind = OPTION_UINT, AT(max_budget), .argument = "N", .initial = "0", .least = 0,
+     .most = LIMIT_CONTEXT, .group = ATTENTION,
+     .text = "with --min-mass: what they grow to, then resident layers attend all; 0: two budgets"},
+    {.name = "budget-top-p", .kind = OPTION_FLOAT, AT(budget_top_p), .argument = "P", .initial = "0",
+     .least = 0, .most = 1, .group = ATTENTION,
+     .text = "only as many positions of the budget as make this share; 0: all"},
     {.name = "sinks", .kind = OPTION_UINT, AT(sinks), .argument = "N", .initial = "4", .least = 0,
      .most = LIMIT_CONTEXT, .group = ATTENTION, .text = "first positions, always attended"},
     {.name = "window", .kind = OPTION_UINT, AT(window), .argument = "N", .initial = "64", .least = 0,
@@ -57,13 +67,19 @@ static const struct option_entry table[] = {
      .text = "the token that a selection is made from"},
     {.name = "pool", .kind = OPTION_CHOICE, AT(pool), .argument = "KIND", .initial = "head",
      .choices = "head|max|mean", .group = ATTENTION, .text = "how query heads share a selection"},
+    {.name = "device", .kind = OPTION_TEXT, AT(device), .argument = "NAME", .initial = "cpu", .group = MEMORY,
+     .text = "where the model computes: cpu, cuda, cuda:N or the UUID of a GPU"},
+    {.name = "retriever-device", .kind = OPTION_TEXT, AT(retriever_device), .argument = "NAME", .group = MEMORY,
+     .text = "where the retrieval head computes (default: as --device)"},
+    {.name = "gpu-memory", .kind = OPTION_SIZE, AT(gpu_memory), .argument = "SIZE", .initial = "0",
+     .group = MEMORY, .text = "memory of the card for all parts together; 0: 90 % of what is free"},
     {.name = "device-memory", .kind = OPTION_SIZE, AT(device_memory), .argument = "SIZE", .initial = "0",
-     .group = MEMORY, .text = "the KV cache's device memory; 0: 256M"},
+     .group = MEMORY, .text = "the KV cache's device memory; 0: 256M, on a GPU what --gpu-memory leaves"},
     {.name = "host-memory", .kind = OPTION_SIZE, AT(host_memory), .argument = "SIZE", .initial = "0",
      .group = MEMORY, .text = "the KV cache's host memory; 0: half of the machine's"},
     {.name = "slots", .kind = OPTION_UINT, AT(slots), .argument = "N", .initial = "0", .least = 0,
      .most = 65534 /* the store counts them in 16 bits */, .group = MEMORY,
-     .text = "rows of an offloaded layer on the device, a head; 0: 1.5 budgets"},
+     .text = "rows of an offloaded layer on the device, a head; 0: 1.5 of the largest budget"},
     {.name = "sequences", .kind = OPTION_UINT, AT(sequences), .argument = "N", .initial = "0", .least = 0,
      .most = LIMIT_SEQUENCES, .group = MEMORY, .text = "prompts that run at the same time; 0: up to 32"},
     {.name = "no-elastic", .kind = OPTION_FLAG, AT(no_elastic), .group = MEMORY,
@@ -114,6 +130,46 @@ static const struct option_entry table[] = {
 _Static_assert(SELECTION_CURRENT == 0 && SELECTION_PREVIOUS == 1 && SELECTION_MIXED == 2,
                "order of --selection");
 
+int run_options_check_mass(const struct run_options *o, struct err *err)
+{
+    const char *rule = o->min_mass > 0       ? "--min-mass"
+                       : o->budget_top_p > 0 ? "--budget-top-p"
+                       : o->max_budget       ? "--max-budget"
+                                             : NULL;
+    if (rule && o->attention == RUN_FULL)
+        return err_set(err, -EINVAL, "%s: not together with --attention full", rule);
+    if (o->max_budget && !(o->min_mass > 0))
+        return err_set(err, -EINVAL, "--max-budget: only with --min-mass");
+    if (o->max_budget && o->max_budget < o->budget)
+        return err_set(err, -EINVAL, "--max-budget: found %u, expected 0 or at least --budget (%u)",
+                       o->max_budget, o->budget);
+    return 0;
+}
+
+uint32_t run_options_budget_max(const struct run_options *o, uint32_t context)
+{
+    uint64_t most = o->max_budget ? o->max_budget : o->min_mass > 0 ? 2 * (uint64_t)o->budget : o->budget;
+    return most < context ? (uint32_t)most : context;
+}
+
+int run_options_check_devices(struct run_options *o, struct err *err)
+{
+    if (!o->retriever_device)
+        o->retriever_device = o->device;
+    const struct {
+        const char *option, *value;
+    } devices[] = {{"--device", o->device}, {"--retriever-device", o->retriever_device}};
+    for (int i = 0; i < 2; i++)
+        if (strcmp(devices[i].value, "cpu") != 0 && !gpu_named(devices[i].value))
+            return err_set(err, -EINVAL, "%s: found %s, expected cpu, cuda, cuda:N or GPU-UUID",
+                           devices[i].option, devices[i].value);
+    if (o->gpu_memory && !gpu_named(o->device))
+        return err_set(err, -EINVAL, "--gpu-memory: only with --device cuda");
+    if (gpu_named(o->device) && o->activations)
+        return err_set(err, -EINVAL, "--activations: only on the CPU; a GPU computes with bf16");
+    return 0;
+}
+
 /* Rules between options; each names the option that is to change. */
 static int check(const struct run_options *o, struct err *err)
 {
@@ -132,6 +188,9 @@ static int check(const struct run_options *o, struct err *err)
         return err_set(err, -EINVAL,
                        "--budget: found %u, expected more than sinks + window + the token itself (%llu)",
                        o->budget, (unsigned long long)pinned);
+    int r = run_options_check_mass(o, err);
+    if (r)
+        return r;
     if (o->no_offload && o->offload_layers)
         return err_set(err, -EINVAL, "--offload-layers: not together with --no-offload");
     if (o->context == 1)
@@ -143,7 +202,9 @@ int run_options_parse(int argc, char **argv, struct run_options *ret_options, st
 {
     *ret_options = (struct run_options){0};
     int r = options_parse(table, argc, argv, ret_options, err);
-    return r ? r : check(ret_options, err);
+    if (r == 0)
+        r = check(ret_options, err);
+    return r ? r : run_options_check_devices(ret_options, err);
 }
 
 void run_options_help(FILE *to)

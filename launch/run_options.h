@@ -23,9 +23,13 @@ struct run_options {
     uint32_t attention; /* enum run_attention */
     uint32_t selection; /* enum selection_mode */
     uint32_t budget, sinks, window;
-    uint32_t pool; /* 0: as the head recommends, 1 max, 2 mean */
+    uint32_t max_budget;          /* 0: default, see run_options_budget_max */
+    float min_mass, budget_top_p; /* 0: off */
+    uint32_t pool;                /* 0: as the head recommends, 1 max, 2 mean */
 
-    uint32_t context;                    /* 0: the model's */
+    const char *device, *retriever_device; /* "cpu" or a GPU; the retriever's: in force after parsing */
+    uint64_t gpu_memory; /* bytes of the card for all parts together; 0: 90 % of what is free */
+    uint32_t context;    /* 0: the model's */
     uint64_t device_memory, host_memory; /* bytes; 0: the store's default */
     uint32_t slots, sequences;           /* 0: default */
     uint32_t offload_layers;
@@ -39,9 +43,18 @@ struct run_options {
     int64_t seed; /* -1: a random one */
 };
 
+/* Devices: their names, the retriever's default, what goes together. For every program that has these options. */
+int run_options_check_devices(struct run_options *options, struct err *err);
+
 /* 0; 1 when help was asked for; -EINVAL with one line that names the option. Strings lead into argv. */
 int run_options_parse(int argc, char **argv, struct run_options *ret_options, struct err *err);
 void run_options_help(FILE *to);
+
+/* Rules between --budget and what makes lists longer or shorter; part of run_options_parse. */
+int run_options_check_mass(const struct run_options *options, struct err *err);
+
+/* The largest budget of a list that may grow, in a context of so many positions. */
+uint32_t run_options_budget_max(const struct run_options *options, uint32_t context);
 
 /* "current", "sparse", "max": a choice's name as the option spells it. */
 const char *run_options_selection_name(const struct run_options *options);

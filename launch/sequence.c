@@ -78,3 +78,8 @@ double sequence_mass(const struct kv_counters *c)
 {
     return mean(c->mass_sum, c->mass_count);
 }
+
+double sequence_mass_base(const struct kv_counters *c)
+{
+    return mean(c->mass_base_sum, c->mass_count);
+}

@@ -39,5 +39,6 @@ sequence_decode_rate(const struct sequence *sequence); /* tokens a second after 
 double sequence_attended(const struct kv_counters *counters);
 double sequence_overlap(const struct kv_counters *counters);
 double sequence_mass(const struct kv_counters *counters);
+double sequence_mass_base(const struct kv_counters *counters);
 
 #endif

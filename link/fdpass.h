@@ -22,10 +22,11 @@ struct fdpass_frame {
 };
 #define FDPASS_MAGIC 0x44464353u /* "SCFD" */
 enum fdpass_kind {
-    FDPASS_ASK = 1,     /* client -> store, once: role tells what it wants */
-    FDPASS_DECODER = 2, /* store -> decoder: device memory, control segment, doorbell of the store, doorbell
-                           of the decoder; value: store epoch, device bytes, control bytes */
-    FDPASS_ARENA = 3,   /* store -> supervisor: host arena; value: bytes */
+    FDPASS_ASK = 1, /* client -> store, once: role tells what it wants */
+    FDPASS_DECODER =
+        2,            /* store -> decoder: device memory (a memfd; not of a GPU), control segment, doorbell of
+                           the store, doorbell of the decoder; value: store epoch, device, control bytes */
+    FDPASS_ARENA = 3, /* store -> supervisor: host arena; value: bytes */
 };
 _Static_assert(sizeof(struct fdpass_frame) == 64, "wire");
 

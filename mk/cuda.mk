@@ -14,20 +14,22 @@ CUDA_ALONE := 1
 include mk/flags.mk
 endif
 
-NVCCFLAGS  = -std=c++17 -O3 -lineinfo -I. --compiler-options -Wall,-Wextra -Werror all-warnings $(CUDA_ARCH)
+NVCCFLAGS  = -std=c++17 -O3 -lineinfo -I. --compiler-options -Wall,-Wextra,-fPIC,-fvisibility=hidden -Werror all-warnings $(CUDA_ARCH)
 # Hopper's own instructions need the target that has no successors.
 $(CUDA_BUILD)/compute/cuda/prefill_hopper.cu.o: CUDA_ARCH := -gencode arch=compute_80,code=sm_80 \
     -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_90,code=compute_90
 CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcudart_static -lcublasLt -ldl -lrt -lm \
     -pthread
 
+# What daemons load (compute/gpu.h): beside the programs.
+CUDA_LIBRARY := build/bin/libspecontext-cuda.so
 CUDA_KERNELS := $(patsubst %,$(CUDA_BUILD)/%.o,$(wildcard compute/cuda/*.cu) $(wildcard compute/cuda/*.c))
 CUDA_HOST    := $(patsubst %,$(CUDA_BUILD)/%.o,\
     $(wildcard base/*.c compute/*.c compute/cpu/*.c) model/sampler.c)
 CUDA_TESTS   := $(patsubst %,$(CUDA_BUILD)/%.o,$(wildcard tests/gpu/*.c))
 
 .PHONY: cuda
-cuda: $(CUDA_BUILD)/libcompute_cuda.a $(CUDA_BUILD)/test_cuda $(CUDA_BUILD)/bench_cuda
+cuda: $(CUDA_LIBRARY) $(CUDA_BUILD)/libcompute_cuda.a $(CUDA_BUILD)/test_cuda $(CUDA_BUILD)/bench_cuda
 
 $(CUDA_BUILD)/%.cu.o: %.cu
 	@mkdir -p $(@D)
@@ -37,7 +39,7 @@ $(CUDA_BUILD)/%.cu.o: %.cu
 $(CUDA_BUILD)/%.c.o: %.c
 	@mkdir -p $(@D)
 	@echo "  CC   $<"
-	@$(CC) $(CPPFLAGS) $(CFLAGS) $(CFLAGS_CUDA_$(notdir $*)) -isystem $(CUDA_HOME)/include -MMD -MP -c $< -o $@
+	@$(CC) $(CPPFLAGS) $(CFLAGS) -fPIC -fvisibility=hidden $(CFLAGS_CUDA_$(notdir $*)) -isystem $(CUDA_HOME)/include -MMD -MP -c $< -o $@
 
 CFLAGS_CUDA_avx2   := -mavx2 -mfma -mf16c
 CFLAGS_CUDA_avx512 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c
@@ -49,6 +51,13 @@ $(CUDA_BUILD)/libcompute_cuda.a: $(CUDA_KERNELS)
 $(CUDA_BUILD)/libhost.a: $(CUDA_HOST)
 	@rm -f $@
 	@ar rcs $@ $^
+
+CUDA_BASE := $(patsubst %,$(CUDA_BUILD)/%.o,base/alloc.c base/err.c base/check.c base/dtype.c)
+$(CUDA_LIBRARY): $(CUDA_KERNELS) $(CUDA_BASE) compute/cuda/exports.map
+	@mkdir -p $(@D)
+	@echo "  LD   $@"
+	@$(CC) -shared -o $@ $(filter %.o,$^) -Wl,--no-undefined -Wl,--exclude-libs,ALL -Wl,--version-script=compute/cuda/exports.map \
+	    $(CUDA_LIBS) -lstdc++
 
 CUDA_LINK = $(CC) -o $@ $(filter %.o,$^) $(filter %.a,$^) -l:libxxhash.a $(CUDA_LIBS) -lstdc++
 

@@ -5,7 +5,9 @@ PKGS := libzmq msgpack libsystemd libpcre2-8 libutf8proc jansson yajl libxxhash
 
 CPPFLAGS += -I. -D_GNU_SOURCE -DSPECONTEXT_VERSION='"$(VERSION)"'
 CFLAGS   := -std=c17 -O3 -g -fno-strict-aliasing -ffp-contract=off -fno-math-errno -pthread $(WARN) $(EXTRA_CFLAGS)
-LDLIBS   := -lm -pthread
+# A bundle's libraries lie beside its programs (mk/bundle.sh); old tags, as libraries' own needs are found by them too.
+LDFLAGS  += -Wl,-rpath,\$$ORIGIN/../lib -Wl,--disable-new-dtags
+LDLIBS   := -lm -pthread -ldl
 PKG_LIBS := $(shell pkg-config --libs $(PKGS) 2>/dev/null)
 
 ifeq ($(SAN),1)

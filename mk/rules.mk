@@ -11,6 +11,11 @@ $(BUILD)/%.o: %.c $(BUILD)/flags
 	@echo "  CC  $<"
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) $(CFLAGS_$(subst /,_,$*)) -MMD -MP -c $< -o $@
 
+$(BUILD)/pic/%.o: %.c $(BUILD)/flags
+	$(Q)mkdir -p $(@D)
+	@echo "  CC  $< (pic)"
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) $(CFLAGS_$(subst /,_,$*)) -fPIC -fvisibility=hidden -MMD -MP -c $< -o $@
+
 # Files of compute/cpu that are built for one instruction set; chosen at run time, see compute/cpu/.
 CFLAGS_compute_cpu_avx2   := -mavx2 -mfma -mf16c
 CFLAGS_compute_cpu_avx512 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c
@@ -21,7 +26,7 @@ $(BUILD)/lib$(1).a: $(call objects,$(SRC_$(1)))
 	$(Q)rm -f $$@
 	$(Q)ar rcs $$@ $$^
 endef
-$(foreach l,$(LIBS) $(DAEMONS) launch testlib,$(eval $(call archive,$(l))))
+$(foreach l,$(LIBS) $(DAEMONS) eval launch testlib,$(eval $(call archive,$(l))))
 
 LIB_ORDER := $(foreach l,compute model link proto base,$(BUILD)/lib$(l).a)
 
@@ -33,10 +38,20 @@ $(BIN)/specontext-$(1): $(BUILD)/$(1)/main.o $(BUILD)/lib$(1).a $(LIB_ORDER)
 endef
 $(foreach d,$(DAEMONS),$(eval $(call daemon,$(d))))
 
+$(BIN)/specontext-eval: $(BUILD)/eval/main.o $(ARCHIVES)
+	$(Q)mkdir -p $(@D)
+	@echo "  LD  $@"
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(PKG_LIBS) $(LDLIBS)
+
 $(BIN)/specontext: $(BUILD)/launch/main.o $(BUILD)/liblaunch.a $(LIB_ORDER)
 	$(Q)mkdir -p $(@D)
 	@echo "  LD  $@"
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(PKG_LIBS) $(LDLIBS)
+
+$(FAKEGPU): $(patsubst %.c,$(BUILD)/pic/%.o,$(SRC_fakegpu))
+	$(Q)mkdir -p $(@D)
+	@echo "  LD  $@"
+	$(Q)$(CC) $(LDFLAGS) -shared -Wl,--exclude-libs,ALL -o $@ $^ -l:libxxhash.a $(LDLIBS)
 
 $(BUILD)/tests/%: $(BUILD)/tests/%.o $(BUILD)/libtestlib.a $(ARCHIVES)
 	$(Q)mkdir -p $(@D)

@@ -13,13 +13,18 @@ SRC_compute := $(wildcard compute/*.c compute/cpu/*.c)
 SRC_kvstore   := $(filter-out kvstore/main.c,$(wildcard kvstore/*.c))
 SRC_retriever := $(filter-out retriever/main.c,$(wildcard retriever/*.c))
 SRC_decoder   := $(filter-out decoder/main.c,$(wildcard decoder/*.c))
+# Measures in one process, with code of all daemons: a program of its own.
+SRC_eval      := $(filter-out eval/main.c,$(wildcard eval/*.c))
 SRC_launch    := $(filter-out launch/main.c,$(wildcard launch/*.c))
 
 UNIT_TESTS := $(patsubst tests/unit/%.c,%,$(wildcard tests/unit/test_*.c))
 PROC_TESTS := $(patsubst tests/proc/%.c,%,$(wildcard tests/proc/test_*.c))
 SRC_testlib := $(wildcard tests/lib/*.c)
+# The double of a GPU, a library of its own: position-independent, with what it needs of ours inside.
+SRC_fakegpu := $(wildcard tests/fakegpu/*.c) $(SRC_base) $(SRC_compute) model/sampler.c
+FAKEGPU     := $(BUILD)/tests/libspecontext-fakegpu.so
 BENCHES    := $(patsubst bench/%.c,%,$(wildcard bench/bench_*.c))
 FUZZERS    := $(patsubst tests/fuzz/%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
 
-PROGRAMS := $(BIN)/specontext $(DAEMONS:%=$(BIN)/specontext-%)
-ARCHIVES := $(foreach l,kvstore retriever decoder launch compute model link proto base,$(BUILD)/lib$(l).a)
+PROGRAMS := $(BIN)/specontext $(DAEMONS:%=$(BIN)/specontext-%) $(BIN)/specontext-eval
+ARCHIVES := $(foreach l,eval kvstore retriever decoder launch compute model link proto base,$(BUILD)/lib$(l).a)

@@ -7,7 +7,7 @@ C_FILES = $(shell git ls-files '*.c' '*.h')
 
 # Objects of test binaries are kept, so that a second make has nothing to do.
 .SECONDARY:
-.PHONY: unit-tests tests benches fuzz fuzz-targets cuda cuda-if-there
+.PHONY: eval unit-tests tests benches fuzz fuzz-targets cuda cuda-if-there
 
 help:
 	@echo "make            all programs into build/bin"
@@ -17,8 +17,10 @@ help:
 	@echo "make check      on a fresh machine: install, build with gcc and clang, run all tests"
 	@echo "make tests      the tests of one build; tests/run runs them"
 	@echo "make cuda       the CUDA kernels, their test and bench, into build/cuda (needs nvcc 13)"
+	@echo "make bundle     build/bundle: programs with the libraries that a bare machine lacks"
 	@echo "make fuzz       FUZZ_SECONDS=60: fuzz targets of messages and file formats, under sanitizers"
 	@echo "make bench      micro-benchmarks and the whole, with floors; LLAMA_PYTHON=python with llama_cpp: beside llama.cpp"
+	@echo "make eval       EVAL_FLAGS=: the retrieval heads, and sparse against full attention, on texts and tasks"
 	@echo "make install    PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)"
 	@echo "make format | lint | clean"
 	@echo "knobs           CC=gcc|clang SAN=1|thread V=1"
@@ -33,7 +35,7 @@ demo: deps model
 	$(Q)$(AGAIN) CC=gcc SAN= all
 	$(Q)mk/demo.sh
 
-unit-tests: $(UNIT_TESTS:%=$(BUILD)/tests/unit/%)
+unit-tests: $(FAKEGPU) $(UNIT_TESTS:%=$(BUILD)/tests/unit/%)
 tests: all unit-tests $(PROC_TESTS:%=$(BUILD)/tests/proc/%)
 benches: $(BENCHES:%=$(BUILD)/bench/%)
 
@@ -41,9 +43,11 @@ benches: $(BENCHES:%=$(BUILD)/bench/%)
 CUDA_HOME ?= /usr/local/cuda
 cuda:
 	$(Q)$(AGAIN) -f mk/cuda.mk
-cuda-if-there:
+GPU_CHECK := build/gcc/tests/gpu/check/check_library
+cuda-if-there: $(GPU_CHECK)
 	$(Q)if [ -x $(CUDA_HOME)/bin/nvcc ]; then \
-	    $(AGAIN) -f mk/cuda.mk && { build/cuda/test_cuda || [ $$? = 77 ]; }; \
+	    $(AGAIN) -f mk/cuda.mk && { build/cuda/test_cuda || [ $$? = 77 ]; } && \
+	    { SPECONTEXT_GPU_LIBRARY=build/bin/libspecontext-cuda.so $(GPU_CHECK) || [ $$? = 77 ]; }; \
 	else echo "cuda: skipped, no $(CUDA_HOME)/bin/nvcc"; fi
 
 # gcc: everything; clang: everything builds, unit tests; gcc with sanitizers: unit tests, and whole daemons being
@@ -76,6 +80,23 @@ bench: deps model
 	$(Q)echo "== llama.cpp"; if [ -n "$(LLAMA_PYTHON)" ]; then \
 	    $(LLAMA_PYTHON) bench/compare.py build/bin $(BENCH_MODEL); \
 	else echo "skipped: LLAMA_PYTHON names no Python with llama_cpp"; fi
+
+# BUNDLE_TESTS: further programs, for a machine that cannot build.
+BUNDLE_TESTS ?=
+bundle: all
+	$(Q)! [ -x $(CUDA_HOME)/bin/nvcc ] || $(AGAIN) -f mk/cuda.mk
+	$(Q)mk/bundle.sh build/bundle $(BUNDLE_TESTS)
+
+# Retrieval heads on texts that none was trained on, and tasks. The texts: tools/eval_texts.py says what they are.
+EVAL_TEXTS := build/eval/novel.txt build/eval/jargon.txt build/eval/sqlite.txt
+EVAL_HEADS := -H heads/SmolLM2-135M-Instruct.safetensors -H bootstrap -H newest
+EVAL_FLAGS ?=
+eval: deps model
+	$(Q)$(AGAIN) CC=gcc SAN= all
+	$(Q)python3 tools/eval_texts.py --out build/eval
+	$(Q)build/bin/specontext eval -m $(BENCH_MODEL) $(EVAL_HEADS) $(EVAL_TEXTS:%=-f %) --budget 512,1024 \
+	    --context 8192 --from 4096 --steps 512 --plot build/eval/mass.svg --tasks all --items 10 \
+	    --task-context 1024,2048,4096 --long-generation 2048 --long-seeds 1 $(EVAL_FLAGS)
 
 # The programs find each other beside themselves, so they go into one folder.
 install: all

@@ -67,26 +67,43 @@ static enum dtype dtype_of(enum safetensors_type type)
     }
 }
 
+static int add_tensor(struct weights *w, const struct safetensors_tensor *t, const char *path,
+                      struct err *err)
+{
+    struct weight weight = {.name = t->name,
+                            .type_name = safetensors_type_name(t->type),
+                            .type = dtype_of(t->type),
+                            .dims = t->dims,
+                            .rows = 1,
+                            .cols = t->dims ? t->shape[t->dims - 1] : 1,
+                            .data = t->data,
+                            .bytes = t->bytes,
+                            .path = path};
+    for (uint32_t d = 0; d + 1 < t->dims; d++)
+        if (__builtin_mul_overflow(weight.rows, t->shape[d], &weight.rows)) /* beside a dimension of 0 */
+            weight.rows = UINT64_MAX;
+    return add(w, weight, err);
+}
+
 static int add_shard(struct weights *w, uint32_t shard, struct err *err)
 {
     const struct safetensors *s = w->shards[shard];
     int rc = 0;
-    for (uint32_t i = 0; i < safetensors_count(s) && !rc; i++) {
-        const struct safetensors_tensor *t = safetensors_at(s, i);
-        struct weight weight = {.name = t->name,
-                                .type_name = safetensors_type_name(t->type),
-                                .type = dtype_of(t->type),
-                                .dims = t->dims,
-                                .rows = 1,
-                                .cols = t->dims ? t->shape[t->dims - 1] : 1,
-                                .data = t->data,
-                                .bytes = t->bytes,
-                                .path = w->paths[shard]};
-        for (uint32_t d = 0; d + 1 < t->dims; d++)
-            if (__builtin_mul_overflow(weight.rows, t->shape[d], &weight.rows)) /* beside a dimension of 0 */
-                weight.rows = UINT64_MAX;
-        rc = add(w, weight, err);
-    }
+    for (uint32_t i = 0; i < safetensors_count(s) && !rc; i++)
+        rc = add_tensor(w, safetensors_at(s, i), w->paths[shard], err);
+    return rc;
+}
+
+int weights_open_torch(struct weights *weights, const char *path, struct err *err)
+{
+    struct weights *w = weights;
+    int rc = torch_open(path, &w->torch, err);
+    if (rc < 0)
+        return rc;
+    w->torch_path = mem_strdup(path);
+    make_room(w, torch_count(w->torch));
+    for (uint32_t i = 0; i < torch_count(w->torch) && !rc; i++)
+        rc = add_tensor(w, torch_at(w->torch, i), w->torch_path, err);
     return rc;
 }
 
@@ -222,6 +239,8 @@ void weights_free(struct weights *weights)
         safetensors_free(&weights->shards[i]);
         mem_free(&weights->paths[i]);
     }
+    torch_free(&weights->torch);
+    mem_free(&weights->torch_path);
     names_free(&weights->index);
     mem_free(&weights->ggufs);
     mem_free(&weights->shards);

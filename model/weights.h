@@ -1,6 +1,6 @@
-/* The tensors of a model under one index, whatever number and kind of files they lie in: one GGUF file, the
- * parts of a split one, or safetensors shards. The object owns the mapped files; once filled it is read only,
- * but for the marks of which tensors were asked for. Not for other folders. */
+/* The tensors of a model under one index, whatever number and kind of files they lie in: one GGUF file,
+ * the parts of a split one, safetensors shards, or a file of torch.save. The object owns the mapped files;
+ * once filled it is read only, but for the marks of which tensors were asked for. Not for other folders. */
 #ifndef MODEL_WEIGHTS_H
 #define MODEL_WEIGHTS_H
 
@@ -13,6 +13,7 @@
 #include "model/gguf.h"
 #include "model/names.h"
 #include "model/safetensors.h"
+#include "model/torch.h"
 
 #define WEIGHTS_FILES_MAX 4096
 
@@ -34,6 +35,8 @@ struct weights {
     struct safetensors **shards;
     uint32_t shard_count;
     char **paths; /* of the shards */
+    struct torch *torch;
+    char *torch_path;
     struct weight *items;
     struct name *names;
     uint32_t count;
@@ -48,6 +51,10 @@ int weights_open_gguf(struct weights *weights, const char *path, struct err *err
  * model.safetensors.index.json names. 0; errors as safetensors_open; -EBADMSG when index and shards differ;
  * -ENOENT when there are neither. */
 int weights_open_folder(struct weights *weights, const char *folder, struct err *err);
+
+/* Opens a pytorch_model.bin. 0; errors as torch_open; -EBADMSG when it names a tensor twice. Such weights
+ * have no fingerprint. */
+int weights_open_torch(struct weights *weights, const char *path, struct err *err);
 
 /* Accepts a zeroed object. */
 void weights_free(struct weights *weights);

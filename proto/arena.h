@@ -7,7 +7,7 @@
  *   blocks_at    struct arena_block [blocks_max]
  *   rows_at      block b: kv rows [row head][token][layer][piece], then key rows [token][key_row_bytes]
  *
- * The file grows by whole blocks at its end (blocks_present). One writer of every field: the store's planner
+ * The file grows at its end, by chunks (blocks_present tells whole blocks). One writer of every field: the store's planner
  * thread. Counts are published by release stores, after what they count. */
 #ifndef PROTO_ARENA_H
 #define PROTO_ARENA_H

@@ -20,7 +20,7 @@
 #include "proto/layout.h"
 
 #define CONTROL_MAGIC   UINT64_C(0x313043544E4F4353) /* "SCONTC01" */
-#define CONTROL_VERSION 2u
+#define CONTROL_VERSION 3u
 
 /* Steps are 32-bit and compared cyclically. A flag of step t is raised by storing t, and satisfies a waiter
  * for step s when (int32_t)(t - s) >= 0. To break every wait for ever, a flag is set FLAG_ABORT_AHEAD past
@@ -121,12 +121,16 @@ struct table_header { /* writer: store; complete when FLAG_TABLES_LATE reaches `
         resident[LIMIT_LAYERS]; /* 1: all KV of the layer is in pages; 0: slots (sparse) or staging (dense) */
 };
 
+/* All positions, up to the token's own, are attended in layers whose KV is in pages; lists are for the
+ * others. */
+enum table_sequence_flags { TABLE_ATTEND_ALL = 1 };
+
 /* Per (phase, sequence). */
 struct table_sequence {
     uint32_t step;   /* equals the step when the sequence has an entry in it */
     int32_t status;  /* 0, or a negative errno: the entry must be dropped and its sequence ended */
     uint32_t loaded; /* rows gathered for it in this step, all groups and heads */
-    uint32_t pad;
+    uint32_t flags;  /* enum table_sequence_flags */
 };
 
 /* Offsets in bytes from the begin of a parity's table. All are multiples of 64. */

@@ -443,7 +443,10 @@ void msg_add_counters(struct kv_counters *sum, const struct kv_counters *c)
     sum->bytes_filled += c->bytes_filled;
     sum->bytes_written += c->bytes_written;
     sum->mass_sum += c->mass_sum;
+    sum->mass_base_sum += c->mass_base_sum;
     sum->mass_count += c->mass_count;
+    sum->grown += c->grown;
+    sum->fallbacks += c->fallbacks;
     sum->layers_resident = c->layers_resident;
     sum->layers_offloaded = c->layers_offloaded;
     if (c->layers_offloaded_max > sum->layers_offloaded_max)

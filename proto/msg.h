@@ -19,11 +19,12 @@
 #include "base/err.h"
 #include "base/hash.h"
 #include "proto/arena.h"
+#include "proto/counters.h"
 #include "proto/layout.h"
 #include "proto/limits.h"
 
-#define MSG_VERSION     1u
-#define MSG_VERSION_MIN 1u
+#define MSG_VERSION     2u
+#define MSG_VERSION_MIN 2u
 
 enum msg_kind {
     MSG_HELLO = 1,   /* any -> server, first of a conversation */
@@ -99,8 +100,12 @@ struct msg_open {
     uint64_t salt;     /* separates tenants' prefixes; 0 = the shared one */
     struct made made;  /* how KV after the prompt is made */
     uint32_t capacity; /* positions: prompt + tokens to generate */
-    uint32_t budget, sinks, window; /* budget 0: dense only */
-    struct msg_u32s tokens;         /* the prompt; empty to the retriever */
+    uint32_t budget, sinks, window; /* budget: the most positions of a list; 0: dense only */
+    /* What the length of a list follows, to the retriever; the store ignores it. PROTOCOL.md section 5. */
+    uint32_t budget_base;   /* positions of a list that no mass makes longer or shorter; 0: the budget */
+    float min_mass;         /* below it a list grows; 0: none does */
+    float top_p;            /* a list ends where its mass reaches this; 0: none does */
+    struct msg_u32s tokens; /* the prompt; empty to the retriever */
 };
 
 struct msg_grant {
@@ -111,24 +116,6 @@ struct msg_grant {
 
 struct msg_close {
     uint64_t sequence;
-};
-
-/* All counts over the life of the sequence; rows and bytes over all heads and offloaded layers. "Selection"
- * means sinks and window left out. */
-struct kv_counters {
-    uint64_t steps;    /* sparse steps */
-    uint64_t attended; /* positions attended, summed over steps and lists */
-    uint64_t lists;    /* lists summed over */
-    uint64_t selected; /* selected positions, summed over steps and lists that have a predecessor */
-    uint64_t kept;     /* of those, how many the set before had */
-    uint64_t rows_loaded, bytes_loaded;         /* gathered from the host for selections */
-    uint64_t bytes_if_reloaded;                 /* what gathering every selection whole would have moved */
-    uint64_t rows_filled, bytes_filled;         /* gathered for sinks, windows, pages, staging */
-    uint64_t bytes_written;                     /* written through to the host */
-    uint32_t layers_resident, layers_offloaded; /* at the end */
-    uint32_t layers_offloaded_max;
-    double mass_sum; /* of mass_count selections, as TOPK told */
-    uint64_t mass_count;
 };
 
 /* Adds up; layers at the end are those of `counters`, the most offloaded is the larger one. */
@@ -176,14 +163,21 @@ struct msg_step { /* id = step */
     struct msg_u32s tokens; /* of all entries, in order */
 };
 
-/* Per entry of TOPK, 32 bytes on the wire. */
+enum topk_entry_flags {
+    TOPK_ENTRY_GROWN = 1, /* a list is longer than the base budget */
+    TOPK_ENTRY_SHORT = 2  /* a list has less than min_mass and may not grow: attend all where all is there */
+};
+
+/* Per entry of TOPK, 40 bytes on the wire. */
 struct msg_topk_entry {
     uint64_t sequence;
     uint32_t index;
     uint32_t base_step; /* step of the set that the differences refer to; the step itself: full sets */
     uint32_t limit;     /* named positions are in [sinks, limit); limit = position - window, at least sinks */
     uint32_t position;  /* of the token that the selection was made from */
-    float mass;         /* mean share of the head's weight on what will be attended */
+    float mass;         /* mean share of the head's weight on what the lists name, calibrated */
+    float mass_base;    /* the same at the base budget */
+    uint32_t flags;     /* enum topk_entry_flags */
     uint32_t pad;
 };
 
@@ -222,6 +216,8 @@ struct msg_generate { /* id = the client's request id */
     uint32_t max_tokens;
     uint32_t selection; /* enum selection_mode */
     uint32_t budget, sinks, window;
+    uint32_t budget_max;          /* up to which a list may grow for min_mass; 0: the budget */
+    float min_mass, budget_top_p; /* as OPEN's min_mass and top_p */
     uint64_t salt;
     struct msg_sampling sampling;
     struct msg_u32s stop_ids; /* beside the model's own, <= LIMIT_STOP_IDS */
@@ -276,7 +272,7 @@ struct msg {
 };
 
 _Static_assert(sizeof(struct msg_step_entry) == 24, "wire");
-_Static_assert(sizeof(struct msg_topk_entry) == 32, "wire");
+_Static_assert(sizeof(struct msg_topk_entry) == 40, "wire");
 
 /* Encodes into a fresh buffer of *ret_bytes bytes (free with msg_buffer_free). Fields must be in range:
  * CHECKed. */

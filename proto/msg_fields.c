@@ -94,6 +94,9 @@ static const struct field open_fields[] = {
     U32(msg_open, budget, POSITIONS),
     U32(msg_open, sinks, POSITIONS),
     U32(msg_open, window, POSITIONS),
+    U32(msg_open, budget_base, POSITIONS),
+    F32(msg_open, min_mass, 0, 1),
+    F32(msg_open, top_p, 0, 1),
     IDS(msg_open, tokens, POSITIONS),
     END,
 };
@@ -129,7 +132,10 @@ static const struct field counters_fields[] = {
     U32(kv_counters, layers_offloaded, 0, LIMIT_LAYERS),
     U32(kv_counters, layers_offloaded_max, 0, LIMIT_LAYERS),
     F64(kv_counters, mass_sum, 0, UINT64_MAX),
+    F64(kv_counters, mass_base_sum, 0, UINT64_MAX),
     U64(kv_counters, mass_count, ANY64),
+    U64(kv_counters, grown, ANY64),
+    U64(kv_counters, fallbacks, ANY64),
     END,
 };
 
@@ -197,6 +203,9 @@ static const struct field generate_fields[] = {
     U32(msg_generate, budget, POSITIONS),
     U32(msg_generate, sinks, POSITIONS),
     U32(msg_generate, window, POSITIONS),
+    U32(msg_generate, budget_max, POSITIONS),
+    F32(msg_generate, min_mass, 0, 1),
+    F32(msg_generate, budget_top_p, 0, 1),
     U64(msg_generate, salt, ANY64),
     STRUCT(msg_generate, sampling, sampling_fields),
     IDS(msg_generate, stop_ids, 0, LIMIT_STOP_IDS),
@@ -263,6 +272,8 @@ static int check_open(const struct msg *msg, struct err *err)
     const struct msg_open *open = &msg->open;
     if (open->tokens.count > open->capacity)
         return refuse_above("OPEN: tokens against capacity", open->tokens.count, open->capacity, err);
+    if (open->budget_base > open->budget)
+        return refuse_above("OPEN: budget_base against budget", open->budget_base, open->budget, err);
     return 0;
 }
 
@@ -339,6 +350,11 @@ static int check_topk_entry(const struct msg_topk_entry *entry, struct err *err)
         return refuse_above("TOPK: limit", entry->limit, LIMIT_CONTEXT, err);
     if (!isfinite(entry->mass) || entry->mass < 0)
         return err_set(err, -EPROTO, "TOPK: mass: found %g, expected a finite share", (double)entry->mass);
+    if (!isfinite(entry->mass_base) || entry->mass_base < 0)
+        return err_set(err, -EPROTO, "TOPK: mass_base: found %g, expected a finite share",
+                       (double)entry->mass_base);
+    if (entry->flags & ~(uint32_t)(TOPK_ENTRY_GROWN | TOPK_ENTRY_SHORT))
+        return refuse_above("TOPK: flags", entry->flags, TOPK_ENTRY_GROWN | TOPK_ENTRY_SHORT, err);
     return entry->pad ? refuse("TOPK: pad", entry->pad, 0, err) : 0;
 }
 

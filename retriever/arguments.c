@@ -4,7 +4,9 @@
 #include <errno.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <string.h>
 
+#include "compute/gpu.h"
 #include "model/head.h"
 #include "proto/limits.h"
 
@@ -20,6 +22,8 @@ static const struct option_entry table[] = {
      .text = "the language model: its token embedding is used (required)"},
     {.name = "head", .letter = 'H', .kind = OPTION_TEXT, AT(head), .argument = "FILE",
      .text = "the retrieval head (safetensors), made for this model (required)"},
+    {.name = "device", .kind = OPTION_TEXT, AT(device), .argument = "NAME", .initial = "cpu",
+     .text = "cpu, cuda, cuda:N or the UUID of a GPU: where keys lie and are scored"},
     {.name = "context", .kind = OPTION_UINT, AT(context), .argument = "N", .initial = "0",
      .most = LIMIT_CONTEXT, .text = "positions of a sequence; 0: the model's"},
     {.name = "sequences", .kind = OPTION_UINT, AT(sequences), .argument = "N", .initial = "32", .least = 1,
@@ -44,5 +48,8 @@ int arguments_parse(int argc, char **argv, struct arguments *ret, struct err *er
     }
     if (r == 0 && !ret->model)
         return err_set(err, -EINVAL, "--model is missing");
+    if (r == 0 && strcmp(ret->device, "cpu") != 0 && !gpu_named(ret->device))
+        return err_set(err, -EINVAL, "--device: found %s, expected cpu, cuda, cuda:N or GPU-UUID",
+                       ret->device);
     return r || ret->head ? r : err_set(err, -EINVAL, "--head is missing");
 }

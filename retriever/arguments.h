@@ -10,6 +10,7 @@
 struct arguments {
     struct daemon_options daemon;
     const char *model, *head; /* files */
+    const char *device;       /* "cpu", or a GPU */
     int threads;
     uint32_t pool;    /* 0: as the head recommends; else 1 + enum head_pool */
     uint32_t context; /* 0: the model's */

@@ -16,6 +16,7 @@
 #include "model/head.h"
 #include "model/model.h"
 #include "retriever/arguments.h"
+#include "retriever/card.h"
 #include "retriever/selector.h"
 #include "retriever/endpoint.h"
 #include "retriever/worker.h"
@@ -50,7 +51,8 @@ static int make_selector(struct retriever *d, struct err *err)
 {
     const struct head_config *head = head_config(d->head);
     uint32_t context = d->options.context ? d->options.context : model_config(d->model)->context_max;
-    struct selector_options o = {.model = d->model,
+    struct selector_options o = {.device = d->options.device,
+                                 .model = d->model,
                                  .head = d->head,
                                  .pool = d->options.pool ? (enum head_pool)(d->options.pool - 1) : head->pool,
                                  .context = context < LIMIT_CONTEXT ? context : LIMIT_CONTEXT,
@@ -83,7 +85,10 @@ static int identify(struct retriever *d, struct err *err)
     hello->version_min = MSG_VERSION_MIN;
     hello->pid = (uint32_t)getpid();
     snprintf(hello->build, sizeof hello->build, "%s", SPECONTEXT_VERSION);
-    snprintf(hello->device, sizeof hello->device, "cpu");
+    const struct card *card = selector_card(d->selector);
+    if (card)
+        id->gpu = *card_info(card);
+    snprintf(hello->device, sizeof hello->device, "%s", card ? id->gpu.uuid : "cpu");
     hello->tokenizer = head->tokenizer;
     hello->head = hash.lo;
     hello->has_layout = true;
@@ -97,7 +102,7 @@ static int identify(struct retriever *d, struct err *err)
     id->model = model_name(d->model);
     id->head = head_path(d->head);
     id->rope = d->rope;
-    id->backend = selector_backend(d->selector);
+    id->backend = card ? id->gpu.name : selector_backend(d->selector);
     id->threads = (uint32_t)d->options.threads;
     id->sequences = d->options.sequences;
     snprintf(id->fingerprint, sizeof id->fingerprint, "%016" PRIx64 "%016" PRIx64, hash.hi, hash.lo);

@@ -318,6 +318,20 @@ static void put_identity(json_t *o, const struct endpoint_identity *id)
     figures_count(o, "sequences_max", id->sequences);
 }
 
+static void put_gpu(json_t *root, const struct gpu_info *info, const struct card_bytes *b)
+{
+    json_t *o = figures_section(root, "gpu");
+    figures_text(o, "device", info->name);
+    figures_text(o, "uuid", info->uuid);
+    figures_bool(o, "mps", info->mps);
+    figures_count(o, "context_bytes", b->context);
+    figures_count(o, "weights_bytes", b->weights);
+    figures_count(o, "keys_bytes", b->keys);
+    figures_count(o, "workspace_bytes", b->workspace);
+    figures_count(o, "library_bytes", b->libraries);
+    figures_count(o, "total_bytes", b->context + b->weights + b->keys + b->workspace + b->libraries);
+}
+
 static char *on_status(void *arg)
 {
     struct endpoint *s = arg;
@@ -332,6 +346,8 @@ static char *on_status(void *arg)
     figures_count(o, "steps", t.steps);
     figures_count(o, "tokens", t.tokens);
     figures_count(o, "selections", t.selections);
+    figures_count(o, "selections_grown", t.grown);
+    figures_count(o, "selections_short", t.fallbacks);
     figures_count(o, "refused", t.refused);
     figures_count(o, "positions_sent", t.positions_sent);
     figures_count(o, "topk_waiting", s->pending_count);
@@ -339,6 +355,8 @@ static char *on_status(void *arg)
     figures_count(o, "tasks_refused", s->refused_tasks);
     put_times(o, "step_ms", &t.sum, t.steps);
     put_times(o, "last_step_ms", &t.last, 1);
+    if (s->identity->gpu.uuid[0])
+        put_gpu(o, &s->identity->gpu, &t.gpu);
     figures_bus(o, bus_counters(s->bus));
     return figures_finish(&o);
 }

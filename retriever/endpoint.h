@@ -6,6 +6,7 @@
 
 #include "base/err.h"
 #include "base/loop.h"
+#include "compute/gpu.h"
 #include "proto/msg.h"
 #include "retriever/worker.h"
 
@@ -15,6 +16,7 @@ struct endpoint_identity {
     const char *model, *head, *pool, *backend, *rope; /* names */
     char fingerprint[33];
     uint32_t threads, sequences;
+    struct gpu_info gpu; /* uuid "": on the CPU */
 };
 
 struct endpoint;

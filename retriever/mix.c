@@ -24,16 +24,15 @@ struct mix {
     float *sums; /* [groups][tokens_max][views][hidden] */
 };
 
-struct mix *mix_create(const struct model *model, const struct head *head, uint32_t tokens_max,
+struct mix *mix_create(const struct head *head, const struct matrix *table, uint32_t tokens_max,
                        struct compute *compute)
 {
     const struct head_config *c = head_config(head);
-    const struct model_tensor *table = model_token_embedding(model);
-    if (!head_has_context(c))
+    if (c->features != HEAD_FEATURES_CONTEXT)
         return NULL;
     struct mix *m = mem_alloc(1, sizeof *m);
-    *m = (struct mix){.head = head, .config = c, .compute = compute, .tokens_max = tokens_max};
-    m->table = (struct matrix){table->type, table->rows, table->cols, table->data};
+    *m = (struct mix){
+        .head = head, .config = c, .compute = compute, .table = *table, .tokens_max = tokens_max};
     m->ids = mem_alloc(tokens_max, sizeof *m->ids);
     m->there = mem_alloc(tokens_max, sizeof *m->there);
     m->ones = mem_alloc_aligned(c->hidden, sizeof *m->ones);

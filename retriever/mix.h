@@ -5,7 +5,6 @@
 
 #include "compute/compute.h"
 #include "model/head.h"
-#include "model/model.h"
 #include "retriever/keys.h"
 
 struct mix;
@@ -18,7 +17,7 @@ struct mix_token {
 };
 
 /* NULL for a head without context. At most `tokens_max` a run. All are borrowed. */
-struct mix *mix_create(const struct model *model, const struct head *head, uint32_t tokens_max,
+struct mix *mix_create(const struct head *head, const struct matrix *table, uint32_t tokens_max,
                        struct compute *compute);
 void mix_free(struct mix **mix); /* accepts NULL inside */
 

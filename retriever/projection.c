@@ -15,9 +15,8 @@ struct projection {
     const struct head_config *config;
     struct compute *compute;
     struct matrix table;
-    struct model_rope model_rope;
+    struct projection_rotation rotation;
     struct rope rope;
-    float inv_freq[MODEL_HEAD_DIM_MAX / 2];
     uint32_t queries_max, query_count;
     uint32_t ids[PROJECTION_TILE_TOKENS], positions[PROJECTION_TILE_TOKENS];
     float *x, *normed, *k;         /* [tile][hidden], same, [tile][kv_heads][head_dim] */
@@ -34,6 +33,29 @@ static struct matrix matrix_of(const struct model_tensor *t)
     return (struct matrix){t->type, t->rows, t->cols, t->data};
 }
 
+int projection_check_features(const struct head *head, struct err *err)
+{
+    enum head_features found = head_config(head)->features;
+    if (found != HEAD_FEATURES_TARGET)
+        return 0;
+    return err_set(err, -ENOTSUP,
+                   "%s: features: found \"%s\", expected \"none\" or \"context\": the hidden states that it "
+                   "needs do not reach "
+                   "the retriever",
+                   head_path(head), head_features_name(found));
+}
+
+int projection_rotation(const struct head *head, uint32_t context, struct projection_rotation *ret,
+                        struct err *err)
+{
+    *ret = (struct projection_rotation){.scale = 1};
+    int rc = head_rope(head, context, &ret->rope, err);
+    if (rc == 0 && model_rope_frequencies(&ret->rope, ret->inv_freq, &ret->scale) < 0)
+        rc = err_set(err, -EINVAL, "%s: rope: found values that give no frequencies at %u positions",
+                     head_path(head), context);
+    return rc;
+}
+
 /* Elements of a group's query_mixed. */
 static size_t query_stride(const struct projection *f)
 {
@@ -46,11 +68,9 @@ int projection_create(const struct model *model, const struct head *head, uint32
 {
     const struct head_config *c = head_config(head);
     struct projection *f = mem_alloc(1, sizeof *f);
-    float scale = 1;
-    int rc = head_rope(head, context, &f->model_rope, err);
-    if (rc == 0 && model_rope_frequencies(&f->model_rope, f->inv_freq, &scale) < 0)
-        rc = err_set(err, -EINVAL, "%s: rope: found values that give no frequencies at %u positions",
-                     head_path(head), context);
+    int rc = projection_check_features(head, err);
+    if (rc == 0)
+        rc = projection_rotation(head, context, &f->rotation, err);
     if (rc < 0) {
         projection_free(&f);
         return rc;
@@ -58,16 +78,17 @@ int projection_create(const struct model *model, const struct head *head, uint32
     f->head = head;
     f->config = c;
     f->compute = compute;
-    f->table = matrix_of(model_token_embedding(model));
-    f->rope = (struct rope){f->model_rope.halves ? ROPE_PAIRS_HALVES : ROPE_PAIRS_ADJACENT,
-                            (int)f->model_rope.dims, f->inv_freq, scale};
+    f->table = matrix_of(c->embedding == HEAD_EMBEDDING_OWN ? &head_shared(head)->embedding
+                                                            : model_token_embedding(model));
+    f->rope = (struct rope){f->rotation.rope.halves ? ROPE_PAIRS_HALVES : ROPE_PAIRS_ADJACENT,
+                            (int)f->rotation.rope.dims, f->rotation.inv_freq, f->rotation.scale};
     f->queries_max = queries_max;
     f->x = mem_alloc_aligned((size_t)PROJECTION_TILE_TOKENS * c->hidden, sizeof *f->x);
     f->normed = mem_alloc_aligned((size_t)PROJECTION_TILE_TOKENS * c->hidden, sizeof *f->normed);
     f->k = mem_alloc_aligned((size_t)PROJECTION_TILE_TOKENS * c->kv_heads * c->head_dim, sizeof *f->k);
     f->query_x = mem_alloc_aligned((size_t)queries_max * c->hidden, sizeof *f->query_x);
     f->query_normed = mem_alloc_aligned((size_t)queries_max * c->hidden, sizeof *f->query_normed);
-    f->mix = mix_create(model, head, PROJECTION_TILE_TOKENS, compute);
+    f->mix = mix_create(head, &f->table, PROJECTION_TILE_TOKENS, compute);
     if (f->mix)
         f->query_mixed = mem_alloc_aligned(c->groups * query_stride(f), sizeof *f->query_mixed);
     f->query_positions = mem_alloc(queries_max, sizeof *f->query_positions);
@@ -95,7 +116,7 @@ void projection_free(struct projection **projection)
 
 const struct model_rope *projection_rope(const struct projection *f)
 {
-    return &f->model_rope;
+    return &f->rotation.rope;
 }
 
 const float *projection_query(const struct projection *f, uint32_t group, uint32_t number)
@@ -157,6 +178,9 @@ static void append_tile(struct projection *f, const struct stretch *stretches, u
             compute_rmsnorm(f->compute, f->normed, f->x, group->norm.data, (int)n, (int)c->hidden,
                             c->rms_eps);
         compute_matmul(f->compute, f->k, &wk, input, NULL, (int)n);
+        if (group->k_norm.data)
+            compute_rmsnorm(f->compute, f->k, f->k, group->k_norm.data, (int)(n * c->kv_heads),
+                            (int)c->head_dim, c->rms_eps);
         compute_rope(f->compute, f->k, &f->rope, f->positions, (int)n, (int)c->kv_heads, (int)c->head_dim);
         for (uint32_t i = 0; i < count; i++) {
             const struct stretch *s = &stretches[i];
@@ -182,6 +206,9 @@ static void make_queries(struct projection *f)
             compute_rmsnorm(f->compute, f->query_normed, f->query_x, group->norm.data, n, (int)c->hidden,
                             c->rms_eps);
         compute_matmul(f->compute, q, &wq, input, NULL, n);
+        if (group->q_norm.data)
+            compute_rmsnorm(f->compute, q, q, group->q_norm.data, n * (int)c->q_heads, (int)c->head_dim,
+                            c->rms_eps);
         compute_rope(f->compute, q, &f->rope, f->query_positions, n, (int)c->q_heads, (int)c->head_dim);
     }
 }
@@ -190,7 +217,7 @@ static void make_queries(struct projection *f)
 static void keep_query(struct projection *f, uint32_t number, uint32_t at)
 {
     const struct head_config *c = f->config;
-    size_t width = (size_t)c->views * c->hidden;
+    size_t width = (size_t)c->hidden * (f->mix ? c->views : 1);
     if (!f->mix)
         memcpy(f->query_x + number * width, f->x + at * width, width * sizeof *f->x);
     for (uint32_t g = 0; f->mix && g < c->groups; g++)

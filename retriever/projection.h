@@ -15,9 +15,23 @@
 
 struct projection;
 
+/* What turns keys and queries: the rotation in force for a context, its frequencies and scale. */
+struct projection_rotation {
+    struct model_rope rope;
+    float inv_freq[MODEL_HEAD_DIM_MAX / 2]; /* [rope.dims / 2] */
+    float scale;
+};
+
+/* -ENOTSUP, by name, for a head that needs features of the model. */
+int projection_check_features(const struct head *head, struct err *err);
+
+/* Errors as head_rope, and -EINVAL for a rotation that makes no sense. */
+int projection_rotation(const struct head *head, uint32_t context, struct projection_rotation *ret,
+                        struct err *err);
+
 /* For sequences of up to `context` positions; at most `queries_max` queries a call of projection_run.
- * `compute`, `model` and `head` are borrowed. Errors as head_rope, and -EINVAL for a rotation that makes no
- * sense. */
+ * `compute`, `model` and `head` are borrowed. Errors as projection_rotation, and -ENOTSUP for a head that
+ * needs features of the model. */
 int projection_create(const struct model *model, const struct head *head, uint32_t context,
                       uint32_t queries_max, struct compute *compute, struct projection **ret_projection,
                       struct err *err);
@@ -31,7 +45,8 @@ struct projection_part {
     struct keys *keys;
     const uint32_t *tokens;
     uint32_t count;
-    bool query; /* a query of the last token is wanted */
+    uint32_t place; /* of the sequence, on a GPU: card.h */
+    bool query;     /* a query of the last token is wanted */
 };
 
 /* Appends the keys of all parts; computes the queries that they want, numbered in their order. A token's key

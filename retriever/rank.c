@@ -18,7 +18,7 @@ enum { SUM_LANES = 16, SUM_BLOCK = 256 };
 struct lane {
     struct compute *compute; /* of one thread; NULL when there is only one thread: the borrowed one serves */
     float *weights;          /* [kv_heads][stride] */
-    uint32_t *scratch;       /* [context] */
+    struct reach_scratch scratch;
     struct rank_times times;
 };
 
@@ -28,6 +28,7 @@ struct rank {
     uint32_t q_heads, kv_heads, head_dim;
     enum pool_kind pool;
     float scale;
+    struct calibration calibration;
     struct lane *lanes; /* [threads] */
 };
 
@@ -53,6 +54,7 @@ int rank_create(const struct head_config *head, enum head_pool pool, uint32_t co
     r->kv_heads = head->kv_heads;
     r->head_dim = head->head_dim;
     r->pool = pool == HEAD_POOL_MEAN ? POOL_MEAN : POOL_MAX;
+    r->calibration = head->calibration;
     r->scale = (float)(1 / sqrt((double)head->head_dim));
     r->lanes = mem_alloc_aligned((size_t)threads, sizeof *r->lanes);
     int rc = 0;
@@ -60,7 +62,9 @@ int rank_create(const struct head_config *head, enum head_pool pool, uint32_t co
         struct lane *lane = &r->lanes[i];
         /* Not touched before it is used: only the part that the longest sequence needs becomes memory. */
         lane->weights = mem_alloc((size_t)head->kv_heads * stride_of(context), sizeof *lane->weights);
-        lane->scratch = mem_alloc(context, sizeof *lane->scratch);
+        lane->scratch.topk = mem_alloc(context, sizeof *lane->scratch.topk);
+        lane->scratch.index = mem_alloc(context, sizeof *lane->scratch.index);
+        lane->scratch.weights = mem_alloc(context, sizeof *lane->scratch.weights);
         if (threads > 1)
             rc = compute_create("cpu", 1, isa, &lane->compute, err);
     }
@@ -79,7 +83,9 @@ void rank_free(struct rank **rank)
     for (int i = 0; i < r->threads; i++) {
         compute_free(&r->lanes[i].compute);
         mem_free(&r->lanes[i].weights);
-        mem_free(&r->lanes[i].scratch);
+        mem_free(&r->lanes[i].scratch.topk);
+        mem_free(&r->lanes[i].scratch.index);
+        mem_free(&r->lanes[i].scratch.weights);
     }
     mem_free(&r->lanes);
     mem_free(rank);
@@ -109,23 +115,31 @@ static void score(struct rank *r, struct compute *c, float *weights, const struc
                               (int)r->kv_heads, (int)r->head_dim, r->scale, r->pool);
 }
 
-static void pick(const struct rank_item *item, uint32_t h, const float *w, struct lane *lane)
+void rank_pick(const struct rank_item *item, uint32_t h, const float *weights,
+               const struct calibration *calibration, const struct reach_scratch *scratch)
 {
     struct positions *now = &item->now[h];
-    int64_t begin = clock_now_ns();
-    double chosen = 0;
-    now->count =
-        compute_topk(now->at, &chosen, w + item->sinks, item->limit - item->sinks, item->k, lane->scratch);
+    uint32_t end = item->keys.count;
+    struct reach_input input = {.weights = weights + item->sinks,
+                                .count = item->limit - item->sinks,
+                                .outside = sum_of(weights, item->sinks) +
+                                           sum_of(weights + item->limit, end - item->limit),
+                                .all = sum_of(weights, end),
+                                .calibration = calibration};
+    now->count = reach_pick(now->at, &input, &item->rule, scratch, &item->found[h]);
     for (uint32_t i = 0; i < now->count; i++)
         now->at[i] += item->sinks;
-    uint32_t end = item->keys.count;
-    double attended = sum_of(w, item->sinks) + sum_of(w + item->limit, end - item->limit),
-           all = sum_of(w, end);
-    item->mass[h] = isfinite(all) && all > 0 ? (attended + chosen) / all : (double)NAN;
+}
+
+static void pick(const struct rank *r, const struct rank_item *item, uint32_t h, const float *w,
+                 struct lane *lane)
+{
+    int64_t begin = clock_now_ns();
+    rank_pick(item, h, w, &r->calibration, &lane->scratch);
     int64_t picked = clock_now_ns();
     lane->times.topk_ns += picked - begin;
     if (item->before)
-        positions_difference(&item->added[h], &item->removed[h], now, &item->before[h]);
+        positions_difference(&item->added[h], &item->removed[h], &item->now[h], &item->before[h]);
     lane->times.encode_ns += clock_now_ns() - picked;
 }
 
@@ -139,14 +153,14 @@ static void run_item(void *arg, int index, int thread)
     score(r, lane->compute ? lane->compute : r->compute, lane->weights, item);
     lane->times.score_ns += clock_now_ns() - begin;
     for (uint32_t h = 0; h < r->kv_heads; h++)
-        pick(item, h, lane->weights + (size_t)h * stride_of(item->keys.count), lane);
+        pick(r, item, h, lane->weights + (size_t)h * stride_of(item->keys.count), lane);
 }
 
 static void run_head(void *arg, int index, int thread)
 {
     struct job *job = arg;
     const float *weights = job->rank->lanes[0].weights;
-    pick(job->item, (uint32_t)index, weights + (size_t)index * stride_of(job->item->keys.count),
+    pick(job->rank, job->item, (uint32_t)index, weights + (size_t)index * stride_of(job->item->keys.count),
          &job->rank->lanes[thread]);
 }
 

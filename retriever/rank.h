@@ -8,6 +8,7 @@
 #include "compute/compute.h"
 #include "model/head.h"
 #include "retriever/positions.h"
+#include "retriever/reach.h"
 
 struct rank;
 
@@ -19,23 +20,26 @@ int rank_create(const struct head_config *head, enum head_pool pool, uint32_t co
 void rank_free(struct rank **rank);
 
 /* One (sequence, layer group). Pointers lead to [kv_heads] of what they name. The lists' room is the
- * caller's: min(k, limit - sinks) for now and added, before[h].count for removed. */
+ * caller's: min(k_max, limit - sinks) for now and added, before[h].count for removed. */
 struct rank_item {
-    struct key_view keys; /* of positions 0 .. t, where t is the token that q was made from */
-    const float *q;       /* [q_heads][head_dim] */
-    uint32_t sinks; /* Top-K picks k positions of [sinks, limit); what lies outside, up to t, is attended */
-    uint32_t limit; /* sinks <= limit */
-    uint32_t k;
+    struct key_view keys;   /* of positions 0 .. t, where t is the token that q was made from */
+    const float *q;         /* [q_heads][head_dim]; NULL on a GPU (card.h), where keys give a count only */
+    uint32_t sinks;         /* Top-K picks among [sinks, limit); what lies outside, up to t, is attended */
+    uint32_t limit;         /* sinks <= limit */
+    struct reach_rule rule; /* how many it picks */
     struct positions *now;
     const struct positions *before; /* NULL: no difference is wanted */
     struct positions *added, *removed;
-    double
-        *mass; /* share of the head's weight on all that is attended; NaN when the weights are not finite */
+    struct reach_result *found; /* masses of all that is attended */
 };
 
 struct rank_times {
     int64_t score_ns, topk_ns, encode_ns; /* add up to the time of the call */
 };
+
+/* Fills the list of head `h` of an item, and what was found of it, from the weights of all its keys. */
+void rank_pick(const struct rank_item *item, uint32_t h, const float *weights,
+               const struct calibration *calibration, const struct reach_scratch *scratch);
 
 /* Fills the lists and masses of all items. Results depend on nothing but the item. */
 void rank_run(struct rank *rank, const struct rank_item *items, uint32_t count, struct rank_times *ret_times);

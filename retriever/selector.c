@@ -23,6 +23,7 @@ enum { SET_BYTES_MAX = LIMIT_MESSAGE_BYTES - (4 << 20) };
 struct sequence {
     uint64_t id; /* 0: the place is free */
     uint32_t capacity, budget, sinks, window;
+    struct reach_rule rule; /* with budget 0: none */
     struct keys keys;
     uint64_t call; /* the last selector_step that named it */
     bool has_set;  /* `sent` and `entry` hold the last set */
@@ -44,16 +45,17 @@ struct selector {
     const struct head_config *head;
     uint32_t lists; /* groups * heads */
     struct compute *compute;
-    struct projection *projection;
+    struct projection *projection; /* on the CPU these two, */
     struct rank *rank;
+    struct card *card;          /* on a GPU this */
     struct sequence *sequences; /* [options.sequences] */
     uint64_t call;
     struct selector_stats stats;
     struct projection_part parts[LIMIT_SEQUENCES];
     struct work work[LIMIT_SEQUENCES]; /* entries that want a selection */
     uint32_t work_count;
-    struct rank_item *items; /* [LIMIT_SEQUENCES * groups] */
-    double *mass;            /* [LIMIT_SEQUENCES * lists] */
+    struct rank_item *items;    /* [LIMIT_SEQUENCES * groups] */
+    struct reach_result *found; /* [LIMIT_SEQUENCES * lists] */
 };
 
 _Static_assert(LIMIT_GROUPS == HEAD_GROUPS_MAX, "a head has as many groups as a layout");
@@ -73,6 +75,29 @@ static int check_options(const struct selector_options *o, struct err *err)
     return 0;
 }
 
+static int make_cpu(struct selector *s, struct err *err)
+{
+    const struct selector_options *o = &s->options;
+    int rc =
+        projection_create(o->model, o->head, o->context, LIMIT_SEQUENCES, s->compute, &s->projection, err);
+    return rc < 0 ? rc
+                  : rank_create(s->head, o->pool, o->context, o->threads, o->isa, s->compute, &s->rank, err);
+}
+
+static int make_card(struct selector *s, struct err *err)
+{
+    const struct selector_options *o = &s->options;
+    struct card_options card = {.device = o->device,
+                                .model = o->model,
+                                .head = o->head,
+                                .pool = o->pool,
+                                .context = o->context,
+                                .sequences = o->sequences,
+                                .work_bytes = o->work_bytes,
+                                .compute = s->compute};
+    return card_create(&card, &s->card, err);
+}
+
 int selector_create(const struct selector_options *options, struct selector **ret_selector, struct err *err)
 {
     int rc = check_options(options, err);
@@ -84,14 +109,10 @@ int selector_create(const struct selector_options *options, struct selector **re
     s->lists = s->head->groups * s->head->kv_heads;
     s->sequences = mem_alloc(options->sequences, sizeof *s->sequences);
     s->items = mem_alloc((size_t)LIMIT_SEQUENCES * s->head->groups, sizeof *s->items);
-    s->mass = mem_alloc((size_t)LIMIT_SEQUENCES * s->lists, sizeof *s->mass);
+    s->found = mem_alloc((size_t)LIMIT_SEQUENCES * s->lists, sizeof *s->found);
     rc = compute_create("cpu", options->threads, options->isa, &s->compute, err);
     if (rc == 0)
-        rc = projection_create(options->model, options->head, options->context, LIMIT_SEQUENCES, s->compute,
-                               &s->projection, err);
-    if (rc == 0)
-        rc = rank_create(s->head, options->pool, options->context, options->threads, options->isa, s->compute,
-                         &s->rank, err);
+        rc = gpu_named(options->device) ? make_card(s, err) : make_cpu(s, err);
     if (rc < 0)
         selector_free(&s);
     else
@@ -106,9 +127,14 @@ static void free_lists(const struct selector *s, struct positions **lists)
     mem_free(lists);
 }
 
+static uint64_t key_bytes(const struct selector *s, const struct keys *keys)
+{
+    return s->card ? keys->count * card_key_bytes(s->card) : keys_bytes(keys);
+}
+
 static void close_sequence(struct selector *s, struct sequence *q)
 {
-    s->stats.key_bytes -= keys_bytes(&q->keys);
+    s->stats.key_bytes -= key_bytes(s, &q->keys);
     s->stats.sequences--;
     keys_free(&q->keys);
     free_lists(s, &q->sent);
@@ -131,23 +157,29 @@ void selector_free(struct selector **selector)
     if (!s)
         return;
     selector_close_all(s);
+    card_free(&s->card);
     rank_free(&s->rank);
     projection_free(&s->projection);
     compute_free(&s->compute);
     mem_free(&s->sequences);
     mem_free(&s->items);
-    mem_free(&s->mass);
+    mem_free(&s->found);
     mem_free(selector);
 }
 
 const struct model_rope *selector_rope(const struct selector *s)
 {
-    return projection_rope(s->projection);
+    return s->card ? card_rope(s->card) : projection_rope(s->projection);
 }
 
 const char *selector_backend(const struct selector *s)
 {
-    return compute_name(s->compute);
+    return s->card ? card_info(s->card)->name : compute_name(s->compute);
+}
+
+const struct card *selector_card(const struct selector *s)
+{
+    return s->card;
 }
 
 struct hash128 selector_fingerprint(const struct selector *s)
@@ -174,11 +206,16 @@ static struct sequence *find(const struct selector *s, uint64_t id)
     return NULL;
 }
 
-/* Positions that Top-K may pick for one list, whatever the length. */
-static uint32_t picks_of(const struct msg_open *o)
+/* Positions that Top-K may pick for one list with such a budget, whatever the length. */
+static uint32_t picks_of(const struct msg_open *o, uint32_t budget)
 {
     uint64_t kept = (uint64_t)o->sinks + o->window + 1;
-    return o->budget > kept ? (uint32_t)(o->budget - kept) : 0;
+    return budget > kept ? (uint32_t)(budget - kept) : 0;
+}
+
+static uint32_t base_of(const struct msg_open *o)
+{
+    return o->budget_base ? o->budget_base : o->budget;
 }
 
 static int check_open(const struct selector *s, const struct msg_open *o, struct err *err)
@@ -192,12 +229,17 @@ static int check_open(const struct selector *s, const struct msg_open *o, struct
                        "sequence %" PRIu64 ": capacity: found %" PRIu32
                        ", expected at most the context of %" PRIu32,
                        o->sequence, o->capacity, s->options.context);
-    if (o->budget && o->budget < (uint64_t)o->sinks + o->window + 1)
+    if (o->budget && base_of(o) < (uint64_t)o->sinks + o->window + 1)
         return err_set(err, -EINVAL,
                        "sequence %" PRIu64 ": budget: found %" PRIu32 ", expected at least sinks %" PRIu32
                        " + window %" PRIu32 " + 1",
-                       o->sequence, o->budget, o->sinks, o->window);
-    uint32_t picks = picks_of(o);
+                       o->sequence, base_of(o), o->sinks, o->window);
+    if (o->budget_base > o->budget)
+        return err_set(err, -EINVAL,
+                       "sequence %" PRIu64 ": budget_base: found %" PRIu32
+                       ", expected at most the budget of %" PRIu32,
+                       o->sequence, o->budget_base, o->budget);
+    uint32_t picks = picks_of(o, o->budget);
     uint64_t bytes = (uint64_t)(picks < o->capacity ? picks : o->capacity) * s->lists * 2 * sizeof(uint32_t);
     if (bytes > SET_BYTES_MAX)
         return err_set(err, -E2BIG,
@@ -223,7 +265,11 @@ int selector_open(struct selector *s, const struct msg_open *open, struct err *e
                            .capacity = open->capacity,
                            .budget = open->budget,
                            .sinks = open->sinks,
-                           .window = open->window};
+                           .window = open->window,
+                           .rule = {.k = picks_of(open, base_of(open)),
+                                    .k_max = picks_of(open, open->budget),
+                                    .min_mass = open->min_mass,
+                                    .top_p = open->top_p}};
     keys_init(&q->keys, s->head->groups, s->head->kv_heads, s->head->head_dim);
     q->sent = mem_alloc(s->lists, sizeof *q->sent);
     q->next = mem_alloc(s->lists, sizeof *q->next);
@@ -297,6 +343,11 @@ static int check_entry(const struct selector *s, const struct msg_step_entry *e,
     return 0;
 }
 
+static uint32_t place_of(const struct selector *s, const struct sequence *q)
+{
+    return (uint32_t)(q - s->sequences);
+}
+
 /* Entries that fit become parts; those that want a selection also work. Returns the number of parts. */
 static uint32_t plan(struct selector *s, const struct msg_step *msg, struct selector_result *result)
 {
@@ -314,8 +365,12 @@ static uint32_t plan(struct selector *s, const struct msg_step *msg, struct sele
             struct sequence *q = find(s, e->sequence);
             bool query = e->flags & STEP_ENTRY_SELECT;
             q->call = s->call;
-            s->stats.key_bytes -= keys_bytes(&q->keys);
-            s->parts[parts++] = (struct projection_part){&q->keys, tokens, e->count, query};
+            s->stats.key_bytes -= key_bytes(s, &q->keys);
+            s->parts[parts++] = (struct projection_part){.keys = &q->keys,
+                                                         .tokens = tokens,
+                                                         .count = e->count,
+                                                         .query = query,
+                                                         .place = place_of(s, q)};
             if (query)
                 s->work[s->work_count++] = (struct work){q, e, q->has_set && !q->whole};
         }
@@ -344,30 +399,36 @@ static void prepare_items(struct selector *s, uint32_t number)
     uint32_t limit = position > q->window ? position - q->window : 0;
     if (limit < sinks)
         limit = sinks;
-    uint64_t picks = q->budget - (uint64_t)q->sinks - q->window - 1;
-    uint32_t k = picks < limit - sinks ? (uint32_t)picks : limit - sinks;
-    prepare_lists(s, q, k);
+    uint32_t most = q->rule.min_mass > 0 ? q->rule.k_max : q->rule.k;
+    prepare_lists(s, q, most < limit - sinks ? most : limit - sinks);
     for (uint32_t g = 0; g < s->head->groups; g++)
-        s->items[number * s->head->groups + g] =
-            (struct rank_item){.keys = keys_view(&q->keys, g, end),
-                               .q = projection_query(s->projection, g, number),
-                               .sinks = sinks,
-                               .limit = limit,
-                               .k = k,
-                               .now = q->next + g * heads,
-                               .before = w->differs ? q->sent + g * heads : NULL,
-                               .added = q->added + g * heads,
-                               .removed = q->removed + g * heads,
-                               .mass = s->mass + (size_t)number * s->lists + g * heads};
+        s->items[number * s->head->groups + g] = (struct rank_item){
+            .keys = s->card ? (struct key_view){.count = end} : keys_view(&q->keys, g, end),
+            .q = s->card ? NULL : projection_query(s->projection, g, number),
+            .sinks = sinks,
+            .limit = limit,
+            .rule = q->rule,
+            .now = q->next + g * heads,
+            .before = w->differs ? q->sent + g * heads : NULL,
+            .added = q->added + g * heads,
+            .removed = q->removed + g * heads,
+            .found = s->found + (size_t)number * s->lists + g * heads};
 }
 
-/* Mean over groups and heads; NaN when any is. */
-static double mean_mass(const struct selector *s, uint32_t number)
+/* Over groups and heads: means (NaN when any is), and whether any list has a mark. */
+static struct reach_result found_of(const struct selector *s, uint32_t number)
 {
-    double sum = 0;
-    for (uint32_t l = 0; l < s->lists; l++)
-        sum += s->mass[(size_t)number * s->lists + l];
-    return sum / s->lists;
+    struct reach_result all = {0};
+    for (uint32_t l = 0; l < s->lists; l++) {
+        const struct reach_result *one = &s->found[(size_t)number * s->lists + l];
+        all.mass += one->mass;
+        all.mass_base += one->mass_base;
+        all.grown |= one->grown;
+        all.is_short |= one->is_short;
+    }
+    all.mass /= s->lists;
+    all.mass_base /= s->lists;
+    return all;
 }
 
 static void reserve_result(struct selector_result *r, uint32_t entries, size_t counts, size_t positions)
@@ -415,8 +476,8 @@ static void finish(struct selector *s, uint32_t number, struct selector_result *
 {
     const struct work *w = &s->work[number];
     struct sequence *q = w->sequence;
-    double mass = mean_mass(s, number);
-    if (!isfinite(mass)) {
+    struct reach_result found = found_of(s, number);
+    if (!isfinite(found.mass)) {
         struct err err;
         err_set(&err, -EDOM,
                 "sequence %" PRIu64 ": position %" PRIu32 ": found weights that are not finite, "
@@ -431,7 +492,10 @@ static void finish(struct selector *s, uint32_t number, struct selector_result *
                                        .base_step = w->differs ? q->entry.base_step : result->step,
                                        .limit = limit > q->sinks ? limit : q->sinks,
                                        .position = position,
-                                       .mass = (float)mass};
+                                       .mass = (float)found.mass,
+                                       .mass_base = (float)found.mass_base,
+                                       .flags = (found.grown ? (uint32_t)TOPK_ENTRY_GROWN : 0) |
+                                                (found.is_short ? (uint32_t)TOPK_ENTRY_SHORT : 0)};
     put_entry(s, result, &q->entry, w->differs ? q->added : q->next, w->differs ? q->removed : NULL);
     struct positions *sent = q->sent;
     q->sent = q->next;
@@ -440,6 +504,8 @@ static void finish(struct selector *s, uint32_t number, struct selector_result *
     q->has_set = true;
     q->whole = false;
     s->stats.selections++;
+    s->stats.grown += found.grown;
+    s->stats.fallbacks += found.is_short;
 }
 
 static void begin_result(const struct selector *s, struct selector_result *result, uint32_t step)
@@ -469,9 +535,12 @@ void selector_step(struct selector *s, uint32_t step, const struct msg_step *msg
     int64_t begin = clock_now_ns();
     begin_result(s, result, step);
     uint32_t parts = plan(s, msg, result);
-    projection_run(s->projection, s->parts, parts);
+    if (s->card)
+        card_project(s->card, s->parts, parts);
+    else
+        projection_run(s->projection, s->parts, parts);
     for (uint32_t i = 0; i < parts; i++) {
-        s->stats.key_bytes += keys_bytes(s->parts[i].keys);
+        s->stats.key_bytes += key_bytes(s, s->parts[i].keys);
         s->stats.tokens += s->parts[i].count;
     }
     for (uint32_t i = 0; i < s->work_count; i++) {
@@ -480,7 +549,10 @@ void selector_step(struct selector *s, uint32_t step, const struct msg_step *msg
         prepare_items(s, i);
     }
     int64_t appended = clock_now_ns();
-    rank_run(s->rank, s->items, s->work_count * s->head->groups, &times);
+    if (s->card)
+        card_rank(s->card, s->items, s->work_count * s->head->groups, &times);
+    else
+        rank_run(s->rank, s->items, s->work_count * s->head->groups, &times);
     int64_t ranked = clock_now_ns();
     for (uint32_t i = 0; i < s->work_count; i++)
         finish(s, i, result);
@@ -534,4 +606,6 @@ void selector_result_free(struct selector_result *result)
 void selector_stats(const struct selector *s, struct selector_stats *ret_stats)
 {
     *ret_stats = s->stats;
+    if (s->card)
+        ret_stats->gpu = card_bytes(s->card);
 }

@@ -11,10 +11,12 @@
 #include "model/head.h"
 #include "model/model.h"
 #include "proto/msg.h"
+#include "retriever/card.h"
 
 struct selector;
 
 struct selector_options {
+    const char *device; /* "cpu" (or NULL), or a GPU: see struct gpu_api. Then one thread works with it. */
     const struct model *model; /* borrowed, as is the head: made for this model */
     const struct head *head;
     enum head_pool pool;
@@ -22,6 +24,7 @@ struct selector_options {
     uint32_t sequences; /* open at a time, 1 .. LIMIT_SEQUENCES */
     int threads;
     enum compute_isa isa;
+    uint64_t work_bytes; /* on a GPU: scores and weights that are made at a time; 0: MEMORY_GPU_WORK */
 };
 
 int selector_create(const struct selector_options *options, struct selector **ret_selector, struct err *err);
@@ -29,13 +32,16 @@ void selector_free(struct selector **selector);
 
 const struct model_rope *selector_rope(const struct selector *selector); /* in force, see head_rope */
 
-const char *selector_backend(const struct selector *selector); /* see compute_name */
+/* See compute_name; a GPU's name. */
+const char *selector_backend(const struct selector *selector);
+
+const struct card *selector_card(const struct selector *selector); /* NULL: on the CPU */
 
 /* Names everything that decides what is selected: the head, how it pools, its rotation in force. Equal to the
  * head's own fingerprint when it is used as recommended and as trained. */
 struct hash128 selector_fingerprint(const struct selector *selector);
 
-/* Opens a sequence (its id, capacity, budget, sinks and window are read). -EEXIST, -ENOSPC, -E2BIG (capacity
+/* Opens a sequence (its salt, flags, made and tokens are not read). -EEXIST, -ENOSPC, -E2BIG (capacity
  * past the context, or sets that no message could carry), -EINVAL with the numbers in err. */
 int selector_open(struct selector *selector, const struct msg_open *open, struct err *err);
 int selector_close(struct selector *selector, uint64_t sequence); /* 0 or -ENOENT */
@@ -86,10 +92,12 @@ struct selector_stats {
     uint32_t sequences;
     uint64_t key_bytes;
     uint64_t steps, tokens, selections, refused; /* since the start */
+    uint64_t grown, fallbacks;                   /* of the selections: TOPK_ENTRY_GROWN, TOPK_ENTRY_SHORT */
     uint64_t positions_sent;
     struct selector_times {
         int64_t append_ns, score_ns, topk_ns, encode_ns;
-    } sum, last; /* over all steps; of the last one */
+    } sum, last;           /* over all steps; of the last one */
+    struct card_bytes gpu; /* on a GPU */
 };
 
 void selector_stats(const struct selector *selector, struct selector_stats *ret_stats);

@@ -145,6 +145,7 @@ struct worker *worker_create(struct selector *selector)
     w->answers = mailbox_create(ANSWERS);
     w->spares = mailbox_create(SPARES);
     pthread_mutex_init(&w->mutex, NULL);
+    selector_stats(selector, &w->stats);
     CHECK(pthread_create(&w->thread, NULL, run, w) == 0);
     pthread_setname_np(w->thread, "worker");
     return w;

@@ -107,7 +107,10 @@ static void make_counters(struct message_maker *m, struct kv_counters *c)
     c->layers_offloaded = upto(m, LIMIT_LAYERS);
     c->layers_offloaded_max = upto(m, LIMIT_LAYERS);
     c->mass_sum = (double)message_random(m) / 1e9;
+    c->mass_base_sum = (double)message_random(m) / 1e9;
     c->mass_count = any64(m);
+    c->grown = any64(m);
+    c->fallbacks = any64(m);
 }
 
 static void make_open(struct message_maker *m, struct msg_open *open)
@@ -120,6 +123,9 @@ static void make_open(struct message_maker *m, struct msg_open *open)
     open->budget = upto(m, LIMIT_CONTEXT);
     open->sinks = upto(m, LIMIT_CONTEXT);
     open->window = upto(m, LIMIT_CONTEXT);
+    open->budget_base = upto(m, open->budget);
+    open->min_mass = (float)upto(m, 1000) / 1000;
+    open->top_p = (float)upto(m, 1000) / 1000;
     open->tokens = words(m, 0, 300);
 }
 
@@ -169,7 +175,9 @@ static void make_topk(struct message_maker *m, struct msg *msg)
                                              .base_step = (uint32_t)msg->id - upto(m, 1),
                                              .limit = upto(m, LIMIT_CONTEXT),
                                              .position = upto(m, LIMIT_CONTEXT - 1),
-                                             .mass = (float)upto(m, 1000) / 1000};
+                                             .mass = (float)upto(m, 1000) / 1000,
+                                             .mass_base = (float)upto(m, 1000) / 1000,
+                                             .flags = upto(m, TOPK_ENTRY_GROWN | TOPK_ENTRY_SHORT)};
     for (uint32_t i = 0; i < topk->counts.count; i++) {
         const struct msg_topk_entry *entry = &m->topk[i / (topk->counts.count / topk->entry_count)];
         bool none = (i & 1) && entry->base_step == (uint32_t)msg->id;
@@ -187,6 +195,9 @@ static void make_generate(struct message_maker *m, struct msg_generate *generate
     generate->budget = upto(m, LIMIT_CONTEXT);
     generate->sinks = upto(m, LIMIT_CONTEXT);
     generate->window = upto(m, LIMIT_CONTEXT);
+    generate->budget_max = upto(m, LIMIT_CONTEXT);
+    generate->min_mass = (float)upto(m, 1000) / 1000;
+    generate->budget_top_p = (float)upto(m, 1000) / 1000;
     generate->salt = any64(m);
     generate->sampling = (struct msg_sampling){.temperature = (float)upto(m, 2000) / 1000,
                                                .top_p = (float)upto(m, 1000) / 1000,

@@ -241,6 +241,6 @@ void node_raw_send_msg(struct node_fixture *f, const struct msg *msg)
 
 void node_raw_greet(struct node_fixture *f, uint32_t role, uint64_t epoch)
 {
-    struct msg msg = {.kind = MSG_HELLO, .version = 1, .epoch = epoch, .hello = node_hello(role)};
+    struct msg msg = {.kind = MSG_HELLO, .version = MSG_VERSION, .epoch = epoch, .hello = node_hello(role)};
     node_raw_send_msg(f, &msg);
 }

@@ -20,7 +20,7 @@
 /* Runs `specontext` with the arguments; the exit code and a part of standard error must be as told. */
 static void expect(int code, const char *text, const char *const *arguments)
 {
-    const char *argv[16] = {proc_program("specontext")};
+    const char *argv[24] = {proc_program("specontext")};
     for (int i = 0; arguments[i]; i++)
         argv[i + 1] = arguments[i];
     struct proc p;
@@ -41,11 +41,45 @@ static void test_usage(void **state)
     EXPECT(2, "--model", "run");
     EXPECT(2, "--bogus", "run", "--bogus");
     EXPECT(2, "--predict", "run", "-m", "x", "-p", "y", "-n", "many");
+    EXPECT(2, "--min-mass", "run", "-m", "x", "-p", "y", "--min-mass", "1.5");
+    EXPECT(2, "--min-mass", "run", "-m", "x", "-p", "y", "--min-mass", "nan");
+    EXPECT(2, "--budget-top-p", "run", "-m", "x", "-p", "y", "--budget-top-p", "-0.1");
+    EXPECT(2, "--max-budget: only with --min-mass", "run", "-m", "x", "-p", "y", "--max-budget", "2048");
+    EXPECT(2, "--max-budget: found 1023, expected 0 or at least --budget (1024)", "run", "-m", "x", "-p", "y",
+           "--min-mass", "0.5", "--max-budget", "1023");
+    EXPECT(2, "--min-mass: not together with --attention full", "run", "-m", "x", "-p", "y", "--min-mass",
+           "0.5", "--attention", "full");
+    EXPECT(2, "--max-budget: only with --min-mass", "bench", "-m", "x", "--max-budget", "2048");
     EXPECT(2, "--bogus", "status", "--bogus");
     EXPECT(0, "", "--help");
     EXPECT(0, "", "run", "--help");
     EXPECT(0, "", "help", "status");
     EXPECT(0, "", "version");
+}
+
+static void expect_few_files(const char *program, const char *arguments)
+{
+    char command[PATH_MAX + 128];
+    snprintf(command, sizeof command, "ulimit -n 20; exec '%s' %s", proc_program(program), arguments);
+    const char *argv[] = {"/bin/sh", "-c", command, NULL};
+    struct proc p;
+    proc_start(&p, argv, NULL);
+    assert_true(proc_wait(&p, clock_now_ns() + SHORT_NS));
+    if (!proc_exited(&p, 1) || !p.err.text ||
+        !strstr(p.err.text, "open files (ulimit -n): found a limit of 20"))
+        fail_msg("%s: found status %x and '%s'", program, p.status, p.err.text ? p.err.text : "");
+    proc_free(&p);
+}
+
+static void test_few_open_files(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    char arguments[2 * PATH_MAX];
+    snprintf(arguments, sizeof arguments, "run -m '%s' -p hi -n 2", RUNCASE_MODEL);
+    expect_few_files("specontext", arguments);
+    snprintf(arguments, sizeof arguments, "--runtime '%s'", runcase_path("few"));
+    expect_few_files("specontext-kvstore", arguments);
 }
 
 static void test_bad_input(void **state)
@@ -202,10 +236,15 @@ static void test_status(void **state)
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_usage),          cmocka_unit_test(test_bad_input),
-        cmocka_unit_test(test_bad_head),       cmocka_unit_test(test_too_little_memory),
-        cmocka_unit_test(test_report_places),  cmocka_unit_test(test_closed_output),
-        cmocka_unit_test(test_absent_streams), cmocka_unit_test(test_status),
+        cmocka_unit_test(test_usage),
+        cmocka_unit_test(test_bad_input),
+        cmocka_unit_test(test_few_open_files),
+        cmocka_unit_test(test_bad_head),
+        cmocka_unit_test(test_too_little_memory),
+        cmocka_unit_test(test_report_places),
+        cmocka_unit_test(test_closed_output),
+        cmocka_unit_test(test_absent_streams),
+        cmocka_unit_test(test_status),
     };
     return cmocka_run_group_tests(tests, runcase_set_up, runcase_tear_down);
 }

@@ -5,6 +5,7 @@
 #define TESTS_KVSTORE_FAKE_H
 
 #include <errno.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -21,6 +22,9 @@
 #include "kvstore/planner.h"
 #include "kvstore/residency.h"
 #include "link/flag.h"
+#include "tests/lib/fakegpu.h"
+
+#define FAKE_PATIENCE (60 * CLOCK_S)
 
 enum { FAKE_SEQUENCES = 6, FAKE_CONTEXT = 1024, FAKE_LISTS = 16 };
 
@@ -28,8 +32,8 @@ struct fake_piece {
     uint32_t sequence, position, place, check;
 };
 
-struct fake_set { /* what the retriever sent last */
-    uint32_t step, position, limit;
+struct fake_set {                          /* what the retriever sent last */
+    uint32_t step, position, limit, flags; /* enum topk_entry_flags */
     uint32_t count[FAKE_LISTS];
     uint32_t at[FAKE_LISTS][FAKE_CONTEXT];
 };
@@ -37,7 +41,9 @@ struct fake_set { /* what the retriever sent last */
 struct fake_sequence {
     uint64_t id;
     uint32_t index, next, prompt, capacity, budget, sinks, window;
-    bool has; /* the retriever sent a set */
+    bool has;      /* the retriever sent a set */
+    uint32_t base; /* usual budget, past which lists grow in some steps, with marks; 0: the budget */
+    uint32_t grown, fallbacks; /* sets sent with the mark; steps in which it was to be heeded */
     struct fake_set set, before;
     uint32_t tokens[FAKE_CONTEXT];
 };
@@ -106,9 +112,37 @@ static inline struct kv_layout fake_layout(void)
     return layout;
 }
 
+/* Set: device memory lies on a double of a GPU, whose memory this process sees too. */
+static struct device_gpu *fake_gpu;
+
+static inline int fake_gpu_setup(void **state)
+{
+    (void)state;
+    struct err err = {0};
+    fakegpu_use(NULL);
+    if (device_gpu_open(&fake_gpu, "cuda:0", &err) < 0)
+        fail_msg("%s", err.text);
+    return 0;
+}
+
+static inline int fake_gpu_teardown(void **state)
+{
+    (void)state;
+    assert_int_equal(fake_gpu->error.code, 0);
+    assert_int_equal(fake_gpu->kv_bytes + fake_gpu->tables_bytes + fake_gpu->registered_bytes, 0);
+    device_gpu_close(&fake_gpu);
+    return 0;
+}
+
+/* The tests with a memfd, then with the GPU. */
+#define fake_run_both(tests)                     \
+    (cmocka_run_group_tests(tests, NULL, NULL) + \
+     cmocka_run_group_tests_name(#tests " on a GPU", tests, fake_gpu_setup, fake_gpu_teardown))
+
 static inline struct planner_options fake_options(void)
 {
-    return (struct planner_options){.device_bytes = 128u << 20,
+    return (struct planner_options){.gpu = fake_gpu,
+                                    .device_bytes = 128u << 20,
                                     .host_bytes = 64u << 20,
                                     .sequences = FAKE_SEQUENCES,
                                     .threads = 2,

@@ -14,12 +14,16 @@ static inline void fake_choose(struct fake *f, struct fake_sequence *s, uint32_t
     set->limit = position > s->window ? position - s->window : 0;
     if (set->limit < s->sinks)
         set->limit = s->sinks;
-    uint32_t most = s->budget - s->sinks - s->window - 1, room = set->limit - s->sinks;
+    uint32_t most = s->budget - s->sinks - s->window - 1, room = set->limit - s->sinks, usual = most;
+    set->flags = s->base ? fake_random(f, 4) : 0;
+    if (s->base && !(set->flags & TOPK_ENTRY_GROWN))
+        usual = s->base - s->sinks - s->window - 1;
+    s->grown += (set->flags & TOPK_ENTRY_GROWN) != 0;
     uint32_t stay = 20 + fake_random(f, 80);
     for (uint32_t l = 0; l < f->layout.groups * f->layout.selection_heads; l++) {
         static uint8_t marks[FAKE_CONTEXT];
         memset(marks, 0, sizeof marks);
-        uint32_t n = 0, count = fake_random(f, 8) ? most : fake_random(f, most + 1);
+        uint32_t n = 0, count = fake_random(f, 8) ? usual : fake_random(f, most + 1);
         count = count < room ? count : room;
         for (uint32_t i = 0; s->has && i < s->before.count[l] && n < count; i++)
             if (fake_random(f, 100) < stay)
@@ -62,7 +66,9 @@ static inline void fake_topk_add(struct fake *f, struct fake_topk *t, const stru
                                  .base_step = whole ? s->set.step : s->before.step,
                                  .limit = s->set.limit,
                                  .position = s->set.position,
-                                 .mass = 0.5f};
+                                 .mass = 0.5f,
+                                 .mass_base = 0.25f,
+                                 .flags = s->set.flags};
     for (uint32_t l = 0; l < f->layout.groups * f->layout.selection_heads; l++) {
         uint32_t *counts = t->counts + t->counts_used;
         t->counts_used += 2;
@@ -134,6 +140,14 @@ static inline void fake_check_list(struct fake *f, const struct fake_sequence *s
                          s->id, layer, row_head, positions[i]);
 }
 
+/* Layers on the device attend everything: it must be there. */
+static inline void fake_check_all(struct fake *f, const struct fake_sequence *s, uint32_t layer)
+{
+    for (uint32_t h = 0; h < f->layout.row_heads; h++)
+        for (uint32_t p = 0; p <= s->next; p++)
+            fake_check_piece(fake_page_piece(f, s, layer, h, p), s->id, layer, h, p);
+}
+
 static inline void fake_write_token(struct fake *f, const struct fake_sequence *s, uint32_t layer)
 {
     uint32_t group = layout_group_of(&f->layout, layer);
@@ -149,16 +163,23 @@ static inline void fake_write_token(struct fake *f, const struct fake_sequence *
 static inline void fake_layers(struct fake *f, const struct fake_step *step, uint32_t layer, uint32_t end)
 {
     for (; layer < end; layer++) {
-        assert_true(fake_up(f, FLAG_ROWS_READY + layout_run_of(&f->layout, layer)));
+        assert_true(fake_comes(f, FLAG_ROWS_READY + layout_run_of(&f->layout, layer)));
         bool early = step->selection == SELECTION_MIXED && layer < step->early_layers;
         for (uint32_t i = 0; i < step->entries; i++) {
-            const struct fake_sequence *s = step->sequence[i];
+            struct fake_sequence *s = step->sequence[i];
             if (fake_status(f, s) < 0)
                 continue;
             bool older = early || step->selection == SELECTION_PREVIOUS;
             const struct fake_set *set = older && s->set.position == s->next ? &s->before : &s->set;
             assert_int_equal(set->position, older ? s->next - 1 : s->next);
             fake_write_token(f, s, layer);
+            bool all = set->flags & TOPK_ENTRY_SHORT;
+            assert_int_equal(table_sequence_at(&f->view[f->step & 1], early ? 0 : 1, s->index)->flags,
+                             all && fake_tables(f)->resident[0] ? TABLE_ATTEND_ALL : 0);
+            bool late_all = (early ? s->set.flags : set->flags) & TOPK_ENTRY_SHORT;
+            s->fallbacks += layer + 1 == f->layout.layers && late_all && fake_tables(f)->resident[0];
+            if (all && fake_tables(f)->resident[layer])
+                fake_check_all(f, s, layer);
             for (uint32_t h = 0; h < f->layout.selection_heads; h++)
                 fake_check_list(f, s, set, early ? 0 : 1, layer, h);
         }
@@ -184,7 +205,7 @@ static inline void fake_sparse(struct fake *f, struct fake_step *step)
         uint32_t early_runs =
             0; /* whole runs below early_layers have their rows before the current set is known */
         while (early_runs < f->h->runs && layout_run_first(&f->layout, early_runs + 1) <= step->early_layers)
-            assert_true(fake_up(f, FLAG_ROWS_READY + early_runs++));
+            assert_true(fake_comes(f, FLAG_ROWS_READY + early_runs++));
         bool read_early = fake_random(f, 2);
         if (!before_record && read_early) {
             fake_select(f, step, 0);

@@ -27,19 +27,19 @@ static inline void ref_input(const struct rig *r, uint32_t group, const uint32_t
                              double *x)
 {
     const struct head_config *c = head_config(r->head);
-    memset(x, 0, (size_t)c->views * RIG_HIDDEN * sizeof *x);
-    for (uint32_t lag = 0; lag < c->taps && lag <= position; lag++) {
+    bool context = c->features == HEAD_FEATURES_CONTEXT;
+    memset(x, 0, (size_t)r->views * RIG_HIDDEN * sizeof *x);
+    for (uint32_t lag = 0; lag < (context ? c->taps : 1) && lag <= position; lag++) {
         const float *e = (const float *)model_token_embedding(r->model)->data +
                          (size_t)tokens[position - lag] * RIG_HIDDEN;
         double square = 0;
         for (uint32_t i = 0; i < RIG_HIDDEN; i++)
             square += (double)e[i] * (double)e[i];
         double scale = 1 / sqrt(square / RIG_HIDDEN + (double)c->rms_eps);
-        for (uint32_t v = 0; v < c->views; v++)
+        for (uint32_t v = 0; v < r->views; v++)
             for (uint32_t i = 0; i < RIG_HIDDEN; i++)
-                x[v * RIG_HIDDEN + i] +=
-                    (double)e[i] * scale * (double)r->norm[group][i] *
-                    (head_has_context(c) ? (double)r->taps[group][v * c->taps + lag] : 1);
+                x[v * RIG_HIDDEN + i] += (double)e[i] * scale * (double)r->norm[group][i] *
+                                         (context ? (double)r->taps[group][v * c->taps + lag] : 1);
     }
 }
 
@@ -49,7 +49,7 @@ static inline void ref_project(const struct rig *r, uint32_t group, const float 
 {
     const struct head_config *c = head_config(r->head);
     double x[RIG_VIEWS_MAX * RIG_HIDDEN], m = factor == 1 ? 1 : 0.1 * log(factor) + 1;
-    uint32_t width = c->views * RIG_HIDDEN;
+    uint32_t width = r->views * RIG_HIDDEN;
     ref_input(r, group, tokens, position, x);
     for (uint32_t row = 0; row < rows; row++) {
         out[row] = 0;

@@ -21,11 +21,15 @@
 #include "retriever/selector.h"
 #include "tests/unit/tiny_model.h"
 
+#ifndef RIG_DIM
+#define RIG_DIM 16 /* another one: before this header */
+#endif
+
 enum {
     RIG_HIDDEN = 32,
     RIG_Q_HEADS = 4,
     RIG_KV_HEADS = 2,
-    RIG_HEAD_DIM = 16,
+    RIG_HEAD_DIM = RIG_DIM,
     RIG_VOCAB = 64,
     RIG_LAYERS = 4
 };
@@ -41,7 +45,7 @@ struct rig {
     char dir[40], model_path[64], head_path[64];
     struct model *model;
     struct head *head;
-    float norm[RIG_GROUPS_MAX][RIG_HIDDEN];
+    float norm[RIG_GROUPS_MAX][RIG_HIDDEN], head_norm[RIG_HEAD_DIM];
     uint32_t views;
     float q[RIG_GROUPS_MAX][RIG_Q_ROWS * RIG_VIEWS_MAX * RIG_HIDDEN]; /* rows of views * RIG_HIDDEN */
     float k[RIG_GROUPS_MAX][RIG_KV_ROWS * RIG_VIEWS_MAX * RIG_HIDDEN];
@@ -50,9 +54,11 @@ struct rig {
 
 struct rig_options {
     uint32_t groups, trained_context, rope_dims;
-    uint32_t views, taps; /* 0: 1 */
+    uint32_t views, taps; /* 0: no context */
     float rms_eps;
     bool halves;
+    bool head_norms;         /* of queries and keys */
+    const char *calibration; /* of the head; NULL: none */
     float (*weight)(const struct tiny_model *m, const char *name, uint32_t row, uint32_t col);
     float (*projection)(uint32_t group, char which, uint32_t row, uint32_t col); /* NULL: random */
 };
@@ -60,6 +66,8 @@ struct rig_options {
 static inline void rig_fill(struct rig *r, const struct rig_options *o)
 {
     uint32_t seed = 11, taps_seed = 12, width = r->views * RIG_HIDDEN;
+    for (uint32_t i = 0; i < RIG_HEAD_DIM; i++)
+        r->head_norm[i] = 1 + (float)(i % 5) / 8;
     for (uint32_t g = 0; g < RIG_GROUPS_MAX; g++) {
         for (uint32_t i = 0; i < RIG_HIDDEN; i++)
             r->norm[g][i] = o->projection ? 1 : 1 + 0.3f * tiny_uniform(&seed);
@@ -106,6 +114,7 @@ static inline struct rig *rig_make(const struct rig_options *o)
                             .kv_heads = RIG_KV_HEADS,
                             .head_dim = RIG_HEAD_DIM,
                             .layers = RIG_LAYERS,
+                            .features = o->views ? HEAD_FEATURES_CONTEXT : HEAD_FEATURES_NONE,
                             .views = o->views,
                             .taps = o->taps,
                             .groups = o->groups,
@@ -119,15 +128,23 @@ static inline struct rig *rig_make(const struct rig_options *o)
                                      .beta_slow = 1,
                                      .attn_factor = 1},
                             .trained_context = o->trained_context};
+    if (o->calibration && calibration_parse(o->calibration, &c.calibration, &err) < 0)
+        fail_msg("%s", err.text);
     for (uint32_t g = 0; g < o->groups; g++) {
         c.group_first_layer[g + 1] = g + 1 == o->groups ? RIG_LAYERS : g + 1;
-        uint32_t width = r->views * RIG_HIDDEN;
         groups[g] = (struct head_group){{DTYPE_F32, 1, RIG_HIDDEN, r->norm[g], 0},
-                                        {DTYPE_F32, RIG_Q_ROWS, width, r->q[g], 0},
-                                        {DTYPE_F32, RIG_KV_ROWS, width, r->k[g], 0},
-                                        {DTYPE_F32, r->views, o->taps, r->taps[g], 0}};
+                                        {DTYPE_F32, RIG_Q_ROWS, r->views * RIG_HIDDEN, r->q[g], 0},
+                                        {DTYPE_F32, RIG_KV_ROWS, r->views * RIG_HIDDEN, r->k[g], 0},
+                                        {0},
+                                        {0},
+                                        {0}};
+        if (o->views)
+            groups[g].taps = (struct model_tensor){DTYPE_F32, o->views, o->taps, r->taps[g], 0};
+        if (o->head_norms)
+            groups[g].q_norm = groups[g].k_norm =
+                (struct model_tensor){DTYPE_F32, 1, RIG_HEAD_DIM, r->head_norm, 0};
     }
-    if (head_write(r->head_path, &c, groups, &err) < 0 ||
+    if (head_write(r->head_path, &c, NULL, groups, &err) < 0 ||
         head_open(r->head_path, r->model, &r->head, &err) < 0)
         fail_msg("%s", err.text);
     return r;
@@ -149,11 +166,15 @@ struct rig_selector {
     uint32_t context;
     int threads;
     enum compute_isa isa;
+    const char *device;
+    uint64_t work_bytes;
 };
 
 static inline struct selector *rig_selector(const struct rig *r, struct rig_selector o)
 {
-    struct selector_options options = {.model = r->model,
+    struct selector_options options = {.device = o.device,
+                                       .work_bytes = o.work_bytes,
+                                       .model = r->model,
                                        .head = r->head,
                                        .pool = o.pool,
                                        .context = o.context,

@@ -122,7 +122,7 @@ static void messages_of_another_epoch_are_dropped(void **state)
     struct node_fixture *f = *state;
     assert_int_equal(node_serve(&f->store, f->loop, f->path, ROLE_KVSTORE), 0);
     node_raw_connect(f);
-    struct msg msg = {.kind = MSG_RESUME, .version = 1, .epoch = 5, .id = 1, .resume.sequence = 9};
+    struct msg msg = {.kind = MSG_RESUME, .version = MSG_VERSION, .epoch = 5, .id = 1, .resume.sequence = 9};
     node_raw_send_msg(f, &msg); /* before HELLO: refused */
     node_until_counter(f->loop, &bus_counters(f->store.bus)->refused_peers, 1);
     node_raw_greet(f, ROLE_DECODER, 5);

@@ -193,6 +193,66 @@ static void check_counts(struct compute *c, struct heads heads, const uint32_t *
     free_world(&w);
 }
 
+/* The weights themselves, of lists of positions and of slots: each against a softmax in double. */
+static void check_weights(struct compute *c, struct heads heads, uint32_t count)
+{
+    struct world w = make_world(c, count + 40, heads.kv, heads.dim, heads.type);
+    size_t stride = count + 3;
+    float *q = random_floats(41, (size_t)(heads.q * heads.dim)),
+          *out = mem_alloc((size_t)heads.q * stride, sizeof *out), scale = 1.0f / sqrtf((float)heads.dim);
+    uint32_t *position = mem_alloc(count, sizeof *position);
+    uint32_t *slot = mem_alloc((size_t)heads.kv * count, sizeof *slot);
+    struct attn_list paged = {count, position}, *slotted = mem_alloc((size_t)heads.kv, sizeof *slotted);
+    for (uint32_t i = 0; i < count; i++)
+        position[i] = i + i * 40 / count;
+    for (int h = 0; h < heads.kv; h++) {
+        slotted[h] = (struct attn_list){count, slot + (uint32_t)h * count};
+        for (uint32_t i = 0; i < count; i++)
+            slot[(uint32_t)h * count + i] = w.slot[(uint32_t)h * w.positions + position[i]];
+    }
+    const struct attn_query queries[] = {{&w.paged, &paged, 1}, {&w.slotted, slotted, 0}};
+    double *expected = mem_alloc(count, sizeof *expected);
+    for (int form = 0; form < 2; form++) {
+        memset(out, 0xff, (size_t)heads.q * stride * sizeof *out);
+        compute_attention_weights(c, out, stride, q, &queries[form], heads.q, heads.kv, heads.dim, scale);
+        for (int h = 0; h < heads.q; h++) {
+            double sum = 0;
+            for (uint32_t i = 0; i < count; i++) {
+                size_t at = ((size_t)position[i] * (size_t)heads.kv + (size_t)(h / (heads.q / heads.kv))) *
+                            (size_t)heads.dim;
+                double score = 0;
+                for (int d = 0; d < heads.dim; d++)
+                    score += (double)q[h * heads.dim + d] * rounded(w.type, w.k[at + (size_t)d]);
+                sum += expected[i] = exp(score * (double)scale);
+            }
+            for (uint32_t i = 0; i < count; i++)
+                check_near(out[(size_t)h * stride + i], expected[i] / sum, expected[i] / sum, 2e-5, "weights",
+                           (size_t)h * stride + i);
+        }
+    }
+    mem_free(&q);
+    mem_free(&out);
+    mem_free(&position);
+    mem_free(&slot);
+    mem_free(&slotted);
+    mem_free(&expected);
+    free_world(&w);
+}
+
+static void attention_weights_are_near_double(void **state)
+{
+    (void)state;
+    for (size_t v = 0; v < VARIANTS; v++) {
+        struct compute *c = make_compute(&variants[v]);
+        if (!c)
+            continue;
+        check_weights(c, (struct heads){9, 3, 64, DTYPE_F16}, 700);
+        check_weights(c, (struct heads){4, 4, 16, DTYPE_BF16}, 256);
+        check_weights(c, (struct heads){4, 2, 20, DTYPE_F16}, 1);
+        compute_free(&c);
+    }
+}
+
 static void attention_is_near_double(void **state)
 {
     (void)state;
@@ -392,6 +452,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention_is_near_double),
+        cmocka_unit_test(attention_weights_are_near_double),
         cmocka_unit_test(attention_of_a_large_group),
         cmocka_unit_test(attention_ignores_where_pieces_lie),
         cmocka_unit_test(attention_ignores_company_and_threads),

@@ -49,6 +49,7 @@ struct rig {
     uint8_t *eos;
     struct result results[REQUESTS];
     struct msg_open opened[REQUESTS]; /* what the retriever knows */
+    uint32_t flags;                   /* of every set: enum topk_entry_flags */
 };
 
 static struct rig rig;
@@ -139,7 +140,8 @@ static void select_for(struct rig *g, uint64_t step, const struct msg_step_entry
                                    .base_step = (uint32_t)step,
                                    .limit = t > o->window + o->sinks ? t - o->window : o->sinks,
                                    .position = t,
-                                   .mass = 0.5f};
+                                   .mass = 0.5f,
+                                   .flags = g->flags};
     struct msg msg = {.kind = MSG_TOPK, .id = step};
     msg.topk = (struct msg_topk){.entries = &entry,
                                  .entry_count = 1,
@@ -232,7 +234,7 @@ static void rig_open(struct rig *g, uint64_t device_bytes)
                                    .eos = g->eos,
                                    .emit = take,
                                    .arg = g};
-    g->scheduler = scheduler_create(&so, g->stepper, g->pass);
+    g->scheduler = scheduler_create(&so, g->stepper);
 }
 
 static void rig_close(struct rig *g)
@@ -369,11 +371,38 @@ static void test_residencies(void **state)
     rig_close(&rig);
 }
 
+/* Sets that are short: with all layers resident the tokens are those of full attention, in every mode; with
+ * none resident they are those of the lists. */
+static void test_short_sets(void **state)
+{
+    (void)state;
+    struct result full[3], lists[3], got[3];
+    rig_open(&rig, 256u << 20);
+    ask_three(&rig, 0, 0, false, full);
+    for (uint32_t mode = SELECTION_CURRENT; mode <= SELECTION_MIXED; mode++) {
+        rig.flags = 0;
+        force(&rig, 3);
+        ask_three(&rig, 32, mode, false, lists);
+        assert_memory_not_equal(lists[0].tokens, full[0].tokens, sizeof full[0].tokens);
+        rig.flags = TOPK_ENTRY_SHORT;
+        ask_three(&rig, 32, mode, false, got);
+        check_same(full, got);
+        assert_true(got[0].last.counters.fallbacks == got[0].last.counters.steps);
+        assert_true(got[0].last.counters.attended > 2 * lists[0].last.counters.attended);
+        force(&rig, 0);
+        ask_three(&rig, 32, mode, false, got);
+        check_same(lists, got);
+        assert_int_equal(got[0].last.counters.attended, lists[0].last.counters.attended);
+    }
+    rig_close(&rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_selected),
         cmocka_unit_test(test_residencies),
+        cmocka_unit_test(test_short_sets),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -226,7 +226,7 @@ static void what_is_written_is_read(void **state)
     assert_int_equal(head_open(f->head_path, f->model, &head, &err), 0);
     char path[80];
     snprintf(path, sizeof path, "%s.copy", f->head_path);
-    if (head_write(path, head_config(head), head_groups(head), &err) < 0)
+    if (head_write(path, head_config(head), head_shared(head), head_groups(head), &err) < 0)
         fail_msg("%s", err.text);
     if (head_open(path, f->model, &again, &err) < 0)
         fail_msg("%s", err.text);
@@ -239,19 +239,97 @@ static void what_is_written_is_read(void **state)
                         sizeof(struct calibration));
     struct head_config bad = *head_config(head);
     bad.q_heads = 3;
-    assert_int_equal(head_write(path, &bad, head_groups(head), &err), -EBADMSG);
+    assert_int_equal(head_write(path, &bad, head_shared(head), head_groups(head), &err), -EBADMSG);
     assert_non_null(strstr(err.text, "q_heads"));
     bad = *head_config(head);
     bad.head_dim = 16;
-    assert_int_equal(head_write(path, &bad, head_groups(head), &err), -EBADMSG);
+    assert_int_equal(head_write(path, &bad, head_shared(head), head_groups(head), &err), -EBADMSG);
     assert_non_null(strstr(err.text, "groups.0.q.weight"));
     bad = *head_config(head);
     bad.calibration.own[1] = 2;
-    assert_int_equal(head_write(path, &bad, head_groups(head), &err), -EBADMSG);
+    assert_int_equal(head_write(path, &bad, NULL, head_groups(head), &err), -EBADMSG);
     assert_non_null(strstr(err.text, "calibration"));
     head_free(&again);
     head_free(&head);
     unlink(path);
+}
+
+/* A head with all that a head can have. */
+static void rich(const struct fixture *f, struct parts *p)
+{
+    sound(f, p);
+    set_pair(p, "embedding", "own");
+    set_pair(p, "features", "target");
+    set_pair(p, "feature_layers", "2,3");
+    set_pair(p, "feature_hidden", "16");
+    set_pair(p, "groups", "1");
+    set_pair(p, "group_first_layer", "0,6");
+    const struct safetensors_entry tensors[] = {
+        {"norm.weight", SAFETENSORS_F32, 1, {HIDDEN}, f->weights},
+        {"groups.0.q.weight", SAFETENSORS_F16, 2, {Q_ROWS, 2 * HIDDEN}, f->weights},
+        {"groups.0.k.weight", SAFETENSORS_F16, 2, {KV_ROWS, 2 * HIDDEN}, f->halves},
+        {"groups.0.q_norm.weight", SAFETENSORS_F32, 1, {8}, f->weights},
+        {"groups.0.k_norm.weight", SAFETENSORS_F32, 1, {8}, f->weights + 8},
+        {"embedding.weight", SAFETENSORS_BF16, 2, {32, HIDDEN}, f->halves},
+        {"features.fc.weight", SAFETENSORS_BF16, 2, {HIDDEN, 2 * HIDDEN}, f->halves},
+        {"features.norm.weight", SAFETENSORS_F32, 1, {HIDDEN}, f->weights + 1},
+    };
+    memcpy(p->tensors, tensors, sizeof tensors);
+    p->tensor_count = sizeof tensors / sizeof *tensors;
+}
+
+static void features_and_an_own_embedding_are_kept(void **state)
+{
+    static const struct {
+        const char *key, *value;
+        int code;
+        const char *expected;
+    } cases[] = {
+        {"feature_layers", NULL, -EBADMSG, "feature_layers"},
+        {"feature_layers", "2;3", -EBADMSG, "commas"},
+        {"feature_layers", "3,2", -EBADMSG, "ascending"},
+        {"feature_layers", "2,7", -EBADMSG, "up to 6"},
+        {"feature_layers", "1,2,3", -EBADMSG, "features.fc.weight"},
+        {"feature_layers", "0,1,2,3,4,5,6,7,8", -EBADMSG, "commas"},
+        {"feature_hidden", "8", -EXDEV, "found 8, expected 16"},
+        {"feature_hidden", "0", -EBADMSG, "feature_hidden"},
+        {"features", "none", -EBADMSG, "groups.0.q.weight"},
+        {"embedding", "model", -ENOTSUP, "embedding.weight"},
+    };
+    struct fixture *f = *state;
+    struct parts p;
+    struct err err = {0};
+    struct head *head = NULL, *again = NULL;
+    rich(f, &p);
+    write_parts(f, &p);
+    if (head_open(f->head_path, f->model, &head, &err) < 0)
+        fail_msg("%s", err.text);
+    assert_int_equal(head_config(head)->feature_layers[1], 3);
+    assert_int_equal(head_config(head)->feature_layer_count, 2);
+    assert_int_equal(head_groups(head)[0].q.cols, 2 * HIDDEN);
+    assert_memory_equal(head_groups(head)[0].k_norm.data, f->weights + 8, 32);
+    assert_memory_equal(head_shared(head)->embedding.data, f->halves, 32 * HIDDEN * 2);
+    assert_memory_equal(head_shared(head)->feature_norm.data, f->weights + 1, HIDDEN * 4);
+    assert_null(head_shared(head)->feature_input_norm.data);
+    char path[80];
+    snprintf(path, sizeof path, "%s.copy", f->head_path);
+    if (head_write(path, head_config(head), head_shared(head), head_groups(head), &err) < 0 ||
+        head_open(path, f->model, &again, &err) < 0)
+        fail_msg("%s", err.text);
+    assert_true(hash_equal(head_fingerprint(head), head_fingerprint(again)));
+    head_free(&again);
+    head_free(&head);
+    unlink(path);
+    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
+        rich(f, &p);
+        set_pair(&p, cases[i].key, cases[i].value);
+        write_parts(f, &p);
+        must_refuse(f, f->model, cases[i].code, cases[i].expected, "");
+    }
+    rich(f, &p);
+    p.tensors[4] = p.tensors[--p.tensor_count];
+    write_parts(f, &p);
+    must_refuse(f, f->model, -EBADMSG, "groups.0.q_norm.weight", "alone");
 }
 
 static void the_fingerprint_follows_what_is_used(void **state)
@@ -296,12 +374,11 @@ static void bad_metadata_is_named(void **state)
         {"format", "pt", -EBADMSG, "specontext-head"},
         {"format", NULL, -EBADMSG, "no such metadata"},
         {"version", "2", -ENOTSUP, "\"1\""},
-        {"features", "target", -ENOTSUP, "found \"target\""},
-        {"features", "context", -EBADMSG, "found \"context\" with 1 views and 1 taps"},
-        {"views", "2", -EBADMSG, "found \"none\" with 2 views"},
-        {"views", "17", -EBADMSG, "1 to 16"},
-        {"taps", "0", -EBADMSG, "1 to 64"},
-        {"embedding", "own", -ENOTSUP, "\"model\""},
+        {"features", "target", -EBADMSG, "feature_layers"},
+        {"features", "both", -ENOTSUP, "expected none, target or context"},
+        {"embedding", "own", -EBADMSG, "tensor embedding.weight"},
+        {"features", "context", -EBADMSG, "views"},
+        {"embedding", "other", -ENOTSUP, "expected model or own"},
         {"model", "12", -EBADMSG, "32 hexadecimal"},
         {"model", "0123456789abcdef0123456789abcdeg", -EBADMSG, "32 hexadecimal"},
         {"tokenizer", "00000000000000000000000000000001", -EXDEV, "00000000000000000000000000000001"},
@@ -365,36 +442,6 @@ static void bad_metadata_is_named(void **state)
         write_parts(f, &p);
         must_refuse(f, f->model, cases[i].code, cases[i].expected, "");
     }
-}
-
-static void mass_is_mapped_between_pairs(void **state)
-{
-    (void)state;
-    static const double cases[][2] = {{-1, 0.125},    {0, 0.125},    {0.25, 0.1875},
-                                      {0.5, 0.25},    {0.625, 0.25}, {0.75, 0.25},
-                                      {0.875, 0.625}, {1, 1},        {1.0001, 1}};
-    struct calibration c, none = {0};
-    struct err err = {0};
-    if (calibration_parse("0:0.125,0.5:0.25,.75:2.5e-1,1:1", &c, &err) < 0)
-        fail_msg("%s", err.text);
-    assert_int_equal(c.count, 4);
-    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
-        assert_true(calibration_at(&c, cases[i][0]) == cases[i][1]);
-        assert_true(calibration_at(&none, cases[i][0]) == cases[i][0]);
-    }
-    assert_true(isnan(calibration_at(&c, (double)NAN)));
-    char text[2 * CALIBRATION_TEXT_BYTES]; /* the most pairs, and one more */
-    int at = 0;
-    for (uint32_t i = 0; i < CALIBRATION_POINTS_MAX - 1; i++)
-        at += snprintf(text + at, sizeof text - (size_t)at, "%.9g:%.9g,", 1.2345678e-5 * i, 1.2345678e-6 * i);
-    snprintf(text + at, sizeof text - (size_t)at, "1:1");
-    assert_int_equal(calibration_parse(text, &c, &err), 0);
-    assert_int_equal(c.count, CALIBRATION_POINTS_MAX);
-    calibration_text(&c, text);
-    assert_int_equal(calibration_parse(text, &none, &err), 0);
-    assert_memory_equal(&c, &none, sizeof c);
-    snprintf(text + strlen(text), sizeof text - strlen(text), ",1:1");
-    assert_int_equal(calibration_parse(text, &c, &err), -EBADMSG);
 }
 
 static void every_field_is_needed(void **state)
@@ -626,9 +673,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_sound_head_opens),
         cmocka_unit_test(what_is_written_is_read),
+        cmocka_unit_test(features_and_an_own_embedding_are_kept),
         cmocka_unit_test(the_fingerprint_follows_what_is_used),
         cmocka_unit_test(bad_metadata_is_named),
-        cmocka_unit_test(mass_is_mapped_between_pairs),
         cmocka_unit_test(every_field_is_needed),
         cmocka_unit_test(a_head_of_another_model_is_named),
         cmocka_unit_test(bad_tensors_are_named),

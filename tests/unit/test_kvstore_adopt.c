@@ -239,5 +239,5 @@ int main(void)
         cmocka_unit_test(test_damaged_records),
         cmocka_unit_test(test_damaged_header),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return fake_run_both(tests);
 }

@@ -302,7 +302,7 @@ static void test_device_pages_and_slabs(void **state)
     layout.piece_bytes = 512; /* 4 pages in a slab */
     struct device d;
     struct err err = {0};
-    assert_int_equal(device_create(&d, &layout, 10 << 18, true, &err), 0);
+    assert_int_equal(device_create(&d, &layout, &(struct device_params){10 << 18, true, NULL}, &err), 0);
     assert_int_equal(d.pages_per_slab, 4);
     struct fake f = {.random = 99};
     uint64_t at[40];

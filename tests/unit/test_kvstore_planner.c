@@ -679,5 +679,5 @@ int main(void)
         cmocka_unit_test(test_bad_records),
         cmocka_unit_test(test_record_steps),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return fake_run_both(tests);
 }

@@ -32,6 +32,8 @@ struct client { /* of the bus, with the last message of each kind */
 
 static char dir[RUNTIME_PATH_MAX];
 static pid_t store;
+static const char *device = "cpu"; /* of the store */
+static struct device_gpu *card;    /* this process's view of the same GPU */
 
 static void on_term(void *arg, int signal)
 {
@@ -47,7 +49,8 @@ static int start_store(void **state)
     store = fork();
     if (store != 0)
         return store > 0 ? 0 : -1;
-    struct store_options options = {.daemon = {.runtime = dir, .lifeline = -1}, .planner = fake_options()};
+    struct store_options options = {
+        .daemon = {.runtime = dir, .lifeline = -1}, .device = device, .planner = fake_options()};
     static const int SIGNALS[] = {SIGTERM, 0};
     struct serve *serve = NULL;
     struct loop *loop = loop_create();
@@ -119,6 +122,7 @@ static void client_open(struct client *c, uint32_t role, const struct kv_layout 
         hello.has_layout = true;
         hello.layout = *layout;
     }
+    snprintf(hello.device, sizeof hello.device, "%s", card ? card->info.uuid : "cpu");
     c->loop = loop_create();
     c->bus = bus_create(c->loop, &hello);
     char path[RUNTIME_PATH_MAX];
@@ -156,6 +160,7 @@ static void client_ask(struct client *c, struct msg *msg, uint32_t answer)
 struct attachment { /* what a decoder fetched */
     struct fake f;
     struct segment device, control;
+    void *imported; /* device memory of a GPU */
     int connection, store_bell, decoder_bell;
 };
 
@@ -180,18 +185,27 @@ static void fetch(struct client *c, struct attachment *a)
     if (fdpass_recv(a->connection, clock_now_ns() + PATIENCE, &frame, fds, &err) < 0)
         fail_msg("%s", err.text);
     assert_int_equal(frame.kind, FDPASS_DECODER);
-    assert_int_equal(frame.fds, 4);
-    assert_int_equal(segment_map(fds[0], 0, &a->device, &err), 0);
-    assert_int_equal(segment_map(fds[1], 0, &a->control, &err), 0);
+    assert_int_equal(frame.fds, card ? 3 : 4);
+    int *fd = card ? fds - 1 : fds; /* a GPU's memory comes without a descriptor */
+    assert_int_equal(segment_map(fd[1], 0, &a->control, &err), 0);
     f->layout = fake_layout();
-    f->device = a->device.at;
     f->h = a->control.at;
     assert_int_equal(control_header_check(f->h, &f->layout, a->control.bytes, &err), 0);
+    if (card) {
+        assert_int_equal(f->h->device_form, CONTROL_DEVICE_CUDA);
+        assert_string_equal(f->h->device_uuid, card->info.uuid);
+        if (card->api->ipc_open(card->gpu, f->h->device_handle, &a->imported, &err) < 0)
+            fail_msg("%s", err.text);
+        f->device = a->imported;
+    } else {
+        assert_int_equal(segment_map(fds[0], 0, &a->device, &err), 0);
+        f->device = a->device.at;
+    }
     assert_int_equal(f->h->device_bytes, frame.value[1]);
     assert_int_equal(a->control.bytes, frame.value[2]);
     f->step = f->h->first_step;
-    a->store_bell = fds[2];
-    a->decoder_bell = fds[3];
+    a->store_bell = fd[2];
+    a->decoder_bell = fd[3];
 }
 
 static void open_msg(struct msg *msg, uint64_t id, const uint32_t *tokens, uint32_t count)
@@ -214,8 +228,42 @@ static void hang_up(struct attachment *a)
 
 static void unmap(struct attachment *a)
 {
-    segment_close(&a->device);
+    if (a->imported)
+        card->api->ipc_close(card->gpu, a->imported);
+    else
+        segment_close(&a->device);
     segment_close(&a->control);
+}
+
+/* A flag that the GPU may raise, which wakes nobody who sleeps: as a decoder's stream would wait for it. */
+static void await_flag(struct control_flag *flag, uint32_t step)
+{
+    int64_t deadline = clock_now_ns() + PATIENCE;
+    while (flag_wait(flag, step, clock_now_ns() + CLOCK_MS, 0) < 0)
+        if (flag_aborted(flag, step) || clock_now_ns() > deadline)
+            return;
+}
+
+/* A whole dense step of 100 tokens of sequence 5. */
+static void post_prompt(struct attachment *a, uint32_t index)
+{
+    struct fake *f = &a->f;
+    struct step_record *r = control_step_at(f->h, f->step);
+    *r = (struct step_record){.step = f->step,
+                              .kind = STEP_DENSE,
+                              .entries = 1,
+                              .tokens = 100,
+                              .entry = {{.id = 5, .sequence = index, .count = 100}}};
+    flag_raise(control_flag_at(f->h, FLAG_STEP_POSTED), f->step);
+    doorbell_ring(a->store_bell);
+    await_flag(control_flag_at(f->h, FLAG_TABLES_LATE), f->step);
+    for (uint32_t run = 0; run < f->h->runs; run++) {
+        await_flag(control_flag_at(f->h, FLAG_ROWS_READY + run), f->step);
+        flag_raise(control_flag_at(f->h, FLAG_RUN_CONSUMED + run), f->step);
+    }
+    flag_raise(control_flag_at(f->h, FLAG_KV_WRITTEN), f->step);
+    flag_raise(control_flag_at(f->h, FLAG_STEP_CONSUMED), f->step);
+    doorbell_ring(a->store_bell);
 }
 
 static void test_decoder_life(void **state)
@@ -241,24 +289,9 @@ static void test_decoder_life(void **state)
     client_ask(&c, &open, MSG_ERROR); /* twice */
     assert_int_equal(c.last.error.code, -EEXIST);
 
-    struct step_record *r = control_step_at(f->h, f->step);
-    *r = (struct step_record){.step = f->step,
-                              .kind = STEP_DENSE,
-                              .entries = 1,
-                              .tokens = 100,
-                              .entry = {{.id = 5, .sequence = index, .count = 100}}};
-    flag_raise(control_flag_at(f->h, FLAG_STEP_POSTED), f->step);
-    doorbell_ring(a.store_bell);
-    int64_t deadline = clock_now_ns() + PATIENCE;
-    assert_int_equal(flag_wait(control_flag_at(f->h, FLAG_TABLES_LATE), f->step, deadline, 0), 0);
-    for (uint32_t run = 0; run < f->h->runs; run++) {
-        assert_int_equal(flag_wait(control_flag_at(f->h, FLAG_ROWS_READY + run), f->step, deadline, 0), 0);
-        flag_raise(control_flag_at(f->h, FLAG_RUN_CONSUMED + run), f->step);
-    }
-    flag_raise(control_flag_at(f->h, FLAG_KV_WRITTEN), f->step);
-    flag_raise(control_flag_at(f->h, FLAG_STEP_CONSUMED), f->step);
-    doorbell_ring(a.store_bell);
-    assert_int_equal(flag_wait(control_flag_at(f->h, FLAG_COMMITTED), f->step, deadline, 0), 0);
+    post_prompt(&a, index);
+    assert_int_equal(flag_wait(control_flag_at(f->h, FLAG_COMMITTED), f->step, clock_now_ns() + PATIENCE, 0),
+                     0);
 
     struct msg resume = {.kind = MSG_RESUME, .id = 9, .resume = {.sequence = 5}};
     client_ask(&c, &resume, MSG_RESUMED);
@@ -340,6 +373,66 @@ static void test_retriever_of_another_model(void **state)
     client_close(&r);
 }
 
+/* The line names both. */
+static void test_decoder_on_another_device(void **state)
+{
+    (void)state;
+    struct kv_layout layout = fake_layout();
+    struct client c;
+    char uuid[sizeof card->info.uuid];
+    memcpy(uuid, card->info.uuid, sizeof uuid);
+    card->info.uuid[4] ^= 1;
+    client_open(&c, ROLE_DECODER, &layout);
+    client_wait(&c, 0);
+    assert_false(c.ready);
+    assert_int_equal(c.last.error.code, -EINVAL);
+    assert_non_null(strstr(c.last.error.text, uuid));
+    assert_non_null(strstr(c.last.error.text, card->info.uuid));
+    client_close(&c);
+    memcpy(card->info.uuid, uuid, sizeof uuid);
+}
+
+/* A GPU that breaks ends the daemon. */
+static int start_failing_store(void **state)
+{
+    setenv("SPECONTEXT_FAKEGPU_FAIL", "2", 1);
+    int r = start_store(state);
+    unsetenv("SPECONTEXT_FAKEGPU_FAIL");
+    return r;
+}
+
+static void test_broken_gpu_ends_the_store(void **state)
+{
+    (void)state;
+    struct kv_layout layout = fake_layout();
+    struct client c;
+    client_open(&c, ROLE_DECODER, &layout);
+    client_wait(&c, 0);
+    struct attachment a;
+    fetch(&c, &a);
+    uint32_t tokens[100] = {0};
+    struct msg open;
+    open_msg(&open, 5, tokens, 100);
+    client_ask(&c, &open, MSG_GRANT);
+    post_prompt(&a, c.last.grant.index);
+    int status = 0, exited = 0;
+    for (int64_t deadline = clock_now_ns() + 6 * PATIENCE; !exited && clock_now_ns() < deadline;
+         sched_yield())
+        exited = waitpid(store, &status, WNOHANG) == store;
+    assert_true(exited && WIFEXITED(status) && WEXITSTATUS(status) == 1);
+    assert_false(flag_reached(control_flag_at(a.f.h, FLAG_COMMITTED), a.f.step));
+    hang_up(&a);
+    unmap(&a);
+    client_close(&c);
+}
+
+static int forget_store(void **state)
+{
+    (void)state;
+    runtime_remove(dir);
+    return 0;
+}
+
 static void test_supervisor_gets_the_arena(void **state)
 {
     (void)state;
@@ -367,13 +460,37 @@ static void test_supervisor_gets_the_arena(void **state)
     client_close(&d);
 }
 
+static int open_card(void **state)
+{
+    (void)state;
+    char name[32];
+    struct err err = {0};
+    snprintf(name, sizeof name, "serve%d", (int)getpid());
+    fakegpu_use(name); /* the store's processes see the same cards */
+    device = "cuda:1";
+    return device_gpu_open(&card, device, &err);
+}
+
+static int close_card(void **state)
+{
+    (void)state;
+    device_gpu_close(&card);
+    return 0;
+}
+
+#define BOTH(test) cmocka_unit_test_setup_teardown(test, start_store, stop_store)
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_decoder_life, start_store, stop_store),
-        cmocka_unit_test_setup_teardown(test_one_decoder_at_a_time_and_death, start_store, stop_store),
-        cmocka_unit_test_setup_teardown(test_retriever_of_another_model, start_store, stop_store),
-        cmocka_unit_test_setup_teardown(test_supervisor_gets_the_arena, start_store, stop_store),
+    const struct CMUnitTest tests[] = {BOTH(test_decoder_life), BOTH(test_one_decoder_at_a_time_and_death),
+                                       BOTH(test_retriever_of_another_model),
+                                       BOTH(test_supervisor_gets_the_arena)};
+    const struct CMUnitTest gpu_tests[] = {
+        BOTH(test_decoder_life),
+        BOTH(test_one_decoder_at_a_time_and_death),
+        BOTH(test_decoder_on_another_device),
+        cmocka_unit_test_setup_teardown(test_broken_gpu_ends_the_store, start_failing_store, forget_store),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, NULL, NULL) +
+           cmocka_run_group_tests_name("on a GPU", gpu_tests, open_card, close_card);
 }

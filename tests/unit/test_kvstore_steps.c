@@ -32,11 +32,25 @@ static void test_dense_at_every_residency(void **state)
     }
 }
 
-/* One run: several sequences, `steps` sparse steps, residency forced about. */
-static void run_sparse(uint64_t seed, uint32_t selection, int32_t runs, bool no_elastic)
+/* The last set may be in use or not when the sequence is closed. */
+static void check_marks(const struct fake_sequence *s, const struct kv_counters *c, bool growing)
+{
+    assert_true(c->mass_sum == 0.5 * (double)c->mass_count);
+    assert_true(c->mass_base_sum == 0.25 * (double)c->mass_count);
+    assert_in_range(s->grown - c->grown, 0, 1);
+    assert_int_equal(s->fallbacks, c->fallbacks);
+    assert_true(growing ? c->grown > 20 && (c->fallbacks > 20 || c->layers_offloaded_max == 13)
+                        : c->grown + c->fallbacks == 0);
+}
+
+enum { NO_ELASTIC = 1, GROWING = 2 };
+
+/* One run: several sequences, `steps` sparse steps, residency forced about. GROWING: lists usually take a
+ * third of their budget, some steps all of it, each list its own. */
+static void run_sparse(uint64_t seed, uint32_t selection, int32_t runs, unsigned how)
 {
     struct planner_options options = fake_options();
-    options.no_elastic = no_elastic;
+    bool no_elastic = options.no_elastic = how & NO_ELASTIC;
     struct fake *f = fake_create(&options, seed);
     uint32_t n = 3, budgets[] = {96, 60, 200};
     planner_force(f->planner, runs < 0 ? (int32_t)fake_random(f, 4) : runs);
@@ -46,6 +60,7 @@ static void run_sparse(uint64_t seed, uint32_t selection, int32_t runs, bool no_
         open.prompt = 250 + fake_random(f, 100);
         open.token_seed = 10 + i;
         fake_open(f, &f->sequences[i], 100 + i, &open);
+        f->sequences[i].base = how & GROWING ? budgets[i] / 3 + 14 : 0;
         fake_prefill(f, &f->sequences[i]);
         if (selection != SELECTION_CURRENT) { /* the last token of the prompt has a selection too */
             struct fake_step last = {.entries = 1, .sequence = {&f->sequences[i]}};
@@ -75,6 +90,7 @@ static void run_sparse(uint64_t seed, uint32_t selection, int32_t runs, bool no_
         fake_close(f, &f->sequences[i]);
         const struct kv_counters *c = &f->last_closed.counters;
         assert_true(c->kept <= c->selected);
+        check_marks(&f->sequences[i], c, how & GROWING);
         if (runs == 0 && no_elastic)
             assert_true(c->bytes_loaded >= c->bytes_if_reloaded * 9 / 10 &&
                         c->bytes_loaded <= c->bytes_if_reloaded);
@@ -90,37 +106,83 @@ static void test_sparse_current(void **state)
 {
     (void)state;
     for (int32_t runs = -1; runs <= 3; runs++)
-        run_sparse(20 + (uint64_t)runs, SELECTION_CURRENT, runs, false);
+        run_sparse(20 + (uint64_t)runs, SELECTION_CURRENT, runs, 0);
 }
 
 static void test_sparse_previous(void **state)
 {
     (void)state;
     for (int32_t runs = -1; runs <= 3; runs++)
-        run_sparse(30 + (uint64_t)runs, SELECTION_PREVIOUS, runs, false);
+        run_sparse(30 + (uint64_t)runs, SELECTION_PREVIOUS, runs, 0);
 }
 
 static void test_sparse_mixed(void **state)
 {
     (void)state;
     for (int32_t runs = -1; runs <= 3; runs++)
-        run_sparse(40 + (uint64_t)runs, SELECTION_MIXED, runs, false);
+        run_sparse(40 + (uint64_t)runs, SELECTION_MIXED, runs, 0);
 }
 
 static void test_sparse_without_elastic(void **state)
 {
     (void)state;
-    run_sparse(50, SELECTION_CURRENT, 0, true);
-    run_sparse(51, SELECTION_PREVIOUS, -1, true);
-    run_sparse(52, SELECTION_MIXED, -1, true);
+    run_sparse(50, SELECTION_CURRENT, 0, NO_ELASTIC);
+    run_sparse(51, SELECTION_PREVIOUS, -1, NO_ELASTIC);
+    run_sparse(52, SELECTION_MIXED, -1, NO_ELASTIC);
+}
+
+static void test_lists_that_grow_and_shrink(void **state)
+{
+    (void)state;
+    for (uint32_t mode = SELECTION_CURRENT; mode <= SELECTION_MIXED; mode++)
+        for (int32_t runs = -1; runs <= 3; runs += 1 + (runs == 0))
+            run_sparse(60 + 10 * mode + (uint64_t)runs, mode, runs, GROWING);
+    run_sparse(91, SELECTION_CURRENT, 0, NO_ELASTIC | GROWING);
+}
+
+/* A short set counts as all positions in layers on the device, as its lists in the others. */
+static void test_what_is_attended_is_counted(void **state)
+{
+    (void)state;
+    for (int32_t runs = 0; runs <= 3; runs++) {
+        struct planner_options options = fake_options();
+        struct fake *f = fake_create(&options, 7);
+        struct fake_open open = {.prompt = 100, .capacity = 110, .budget = 20, .sinks = 1, .window = 18};
+        struct fake_sequence *s = &f->sequences[0];
+        planner_force(f->planner, runs);
+        fake_open(f, s, 5, &open);
+        fake_prefill(f, s);
+        s->set = (struct fake_set){f->step, 100, 100 - 18, TOPK_ENTRY_SHORT, {0}, {{0}}};
+        struct fake_topk *t = mem_alloc(1, sizeof *t);
+        fake_topk_add(f, t, s, true); /* empty: sinks and window are all that the budget holds */
+        fake_topk_send(f, t, f->step);
+        mem_free(&t);
+        struct fake_step step = {.kind = STEP_SPARSE, .entries = 1, .sequence = {s}, .count = {1}};
+        fake_post(f, &step);
+        fake_layers(f, &step, 0, f->layout.layers);
+        fake_end_step(f, &step);
+        fake_close(f, s);
+        const struct kv_counters *c = &f->last_closed.counters;
+        /* Groups of 6 and 7 layers, runs end at layers 4, 8 and 13; four lists each. */
+        uint64_t first = runs ? runs == 1 ? (4 * 101 + 2 * 20) / 6 : 101 : 20;
+        uint64_t second = runs < 2 ? 20 : runs == 2 ? (2 * 101 + 5 * 20) / 7 : 101;
+        assert_int_equal(c->attended, 4 * (first + second));
+        assert_int_equal(c->lists, 8);
+        assert_int_equal(c->fallbacks, runs > 0);
+        fake_free(f);
+    }
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dense_at_every_residency), cmocka_unit_test(test_sparse_current),
-        cmocka_unit_test(test_sparse_previous),          cmocka_unit_test(test_sparse_mixed),
+        cmocka_unit_test(test_dense_at_every_residency),
+        cmocka_unit_test(test_sparse_current),
+        cmocka_unit_test(test_sparse_previous),
+        cmocka_unit_test(test_sparse_mixed),
         cmocka_unit_test(test_sparse_without_elastic),
+        cmocka_unit_test(test_lists_that_grow_and_shrink),
+        cmocka_unit_test(test_what_is_attended_is_counted),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return fake_run_both(tests);
 }

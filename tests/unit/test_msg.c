@@ -115,11 +115,11 @@ static void trailing_bytes_are_refused(void **state)
 static void wire_is_fixed(void **state)
 {
     (void)state;
-    static const uint8_t ping[] = {0x96, 4, 1, 0xcd, 0x12, 0x34, 7, 0, 0x80};
-    static const uint8_t grant[] = {0x96, 17,  1,    0xcd, 0x12, 0x34, 7,   0,    0x83, 0xa8, 's', 'e',
+    static const uint8_t ping[] = {0x96, 4, 2, 0xcd, 0x12, 0x34, 7, 0, 0x80};
+    static const uint8_t grant[] = {0x96, 17,  2,    0xcd, 0x12, 0x34, 7,   0,    0x83, 0xa8, 's', 'e',
                                     'q',  'u', 'e',  'n',  'c',  'e',  5,   0xa5, 'i',  'n',  'd', 'e',
                                     'x',  3,   0xa6, 'c',  'a',  'c',  'h', 'e',  'd',  0xcd, 1,   0x40};
-    struct msg msg = {.kind = MSG_PING, .version = 1, .epoch = 0x1234, .id = 7};
+    struct msg msg = {.kind = MSG_PING, .version = MSG_VERSION, .epoch = 0x1234, .id = 7};
     void *buffer;
     size_t bytes;
     msg_encode(&msg, &buffer, &bytes);
@@ -207,7 +207,7 @@ static void unknown_keys_are_skipped_and_the_last_of_two_counts(void **state)
     (void)state;
     struct hand h;
     struct msg msg;
-    hand_begin(&h, MSG_GRANT, 1, 6);
+    hand_begin(&h, MSG_GRANT, MSG_VERSION, 6);
     hand_number(&h, "sequence", 1);
     hand_text(&h, "later_field");
     msgpack_pack_array(&h.pack, 2); /* the fourth level */
@@ -233,7 +233,7 @@ static void a_bulk_field_may_come_twice(void **state)
     struct hand h;
     struct msg msg;
     uint32_t ids[] = {4, 5, 6};
-    hand_begin(&h, MSG_TOKEN, 1, 2);
+    hand_begin(&h, MSG_TOKEN, MSG_VERSION, 2);
     hand_bin(&h, "tokens", ids, sizeof ids);
     hand_bin(&h, "tokens", ids + 1, 4);
     assert_int_equal(hand_end(&h, &msg, NULL), 0);
@@ -247,7 +247,7 @@ static int grant_with(uint64_t sequence, uint64_t index, uint64_t cached, struct
 {
     struct hand h;
     struct msg msg;
-    hand_begin(&h, MSG_GRANT, 1, 3);
+    hand_begin(&h, MSG_GRANT, MSG_VERSION, 3);
     hand_number(&h, "sequence", sequence);
     hand_number(&h, "index", index);
     hand_number(&h, "cached", cached);
@@ -278,7 +278,7 @@ static void fields_of_other_types_are_refused(void **state)
         struct hand h;
         struct msg msg;
         struct err err;
-        hand_begin(&h, MSG_CLOSE, 1, 1);
+        hand_begin(&h, MSG_CLOSE, MSG_VERSION, 1);
         hand_text(&h, "sequence");
         if (kind == 0)
             msgpack_pack_int(&h.pack, -1);
@@ -303,7 +303,7 @@ static void missing_fields_are_named(void **state)
     struct hand h;
     struct msg msg;
     struct err err;
-    hand_begin(&h, MSG_GRANT, 1, 2);
+    hand_begin(&h, MSG_GRANT, MSG_VERSION, 2);
     hand_number(&h, "sequence", 1);
     hand_number(&h, "cached", 0);
     assert_int_equal(hand_end(&h, &msg, &err), -EPROTO);
@@ -332,19 +332,19 @@ static void hostile_frames_are_refused(void **state)
     assert_int_equal(FRAME_IS("\xc6\xff\xff\xff\xff\x01\x01\x01\x01"), -EPROTO);
     assert_int_equal(FRAME_IS("\xdb\xff\xff\xff\xff\x01"), -EPROTO);
     assert_int_equal(FRAME_IS("\xc9\xff\xff\xff\xff\x01"), -EPROTO);
-    assert_int_equal(FRAME_IS("\x86\x04\x01\x05\x06\x00\x80"), -EPROTO);         /* a map, no array */
-    assert_int_equal(FRAME_IS("\x96\x04\x01\x05\x06\x00\x90"), -EPROTO);         /* body is an array */
-    assert_int_equal(FRAME_IS("\x95\x04\x01\x05\x06\x00"), -EPROTO);             /* five items */
-    assert_int_equal(FRAME_IS("\x97\x04\x01\x05\x06\x00\x80\x00"), -EPROTO);     /* seven items */
-    assert_int_equal(FRAME_IS("\x96\xff\x01\x05\x06\x00\x80"), -EPROTO);         /* kind -1 */
-    assert_int_equal(FRAME_IS("\x96\x63\x01\x05\x06\x00\x80"), -EPROTO);         /* kind 99 */
-    assert_int_equal(FRAME_IS("\x96\x04\x01\x05\x06\xff\x80"), -EPROTO);         /* deadline -1 */
-    assert_int_equal(FRAME_IS("\x96\x04\x01\x05\x06\x00\x81\x01\x02"), -EPROTO); /* key is a number */
-    assert_int_equal(FRAME_IS("\x96\x04\x01\x05\x06\x00\xc1"), -EPROTO);         /* never used */
-    assert_int_equal(FRAME_IS("\x96\x04\x01\x05\x06\x00\x80"), 0);
-    assert_int_equal(FRAME_IS("\x96\x04\x02\x05\x06\x00\x80"), -EPROTONOSUPPORT);
-    assert_int_equal(FRAME_IS("\x96\x04\x00\x05\x06\x00\x80"), -EPROTONOSUPPORT);
-    assert_int_equal(FRAME_IS("\x93\x04\x02\xc0"),
+    assert_int_equal(FRAME_IS("\x86\x04\x02\x05\x06\x00\x80"), -EPROTO);         /* a map, no array */
+    assert_int_equal(FRAME_IS("\x96\x04\x02\x05\x06\x00\x90"), -EPROTO);         /* body is an array */
+    assert_int_equal(FRAME_IS("\x95\x04\x02\x05\x06\x00"), -EPROTO);             /* five items */
+    assert_int_equal(FRAME_IS("\x97\x04\x02\x05\x06\x00\x80\x00"), -EPROTO);     /* seven items */
+    assert_int_equal(FRAME_IS("\x96\xff\x02\x05\x06\x00\x80"), -EPROTO);         /* kind -1 */
+    assert_int_equal(FRAME_IS("\x96\x63\x02\x05\x06\x00\x80"), -EPROTO);         /* kind 99 */
+    assert_int_equal(FRAME_IS("\x96\x04\x02\x05\x06\xff\x80"), -EPROTO);         /* deadline -1 */
+    assert_int_equal(FRAME_IS("\x96\x04\x02\x05\x06\x00\x81\x01\x02"), -EPROTO); /* key is a number */
+    assert_int_equal(FRAME_IS("\x96\x04\x02\x05\x06\x00\xc1"), -EPROTO);         /* never used */
+    assert_int_equal(FRAME_IS("\x96\x04\x02\x05\x06\x00\x80"), 0);
+    assert_int_equal(FRAME_IS("\x96\x04\x03\x05\x06\x00\x80"), -EPROTONOSUPPORT);
+    assert_int_equal(FRAME_IS("\x96\x04\x01\x05\x06\x00\x80"), -EPROTONOSUPPORT);
+    assert_int_equal(FRAME_IS("\x93\x04\x03\xc0"),
                      -EPROTONOSUPPORT); /* a later version may have other items */
 }
 
@@ -356,13 +356,13 @@ static void depth_and_count_are_bounded(void **state)
     assert_int_equal(frame_is(bomb, sizeof bomb), -EPROTO);
     struct hand h;
     struct msg msg;
-    hand_begin(&h, MSG_PING, 1, 1); /* one level too many within an unknown key */
+    hand_begin(&h, MSG_PING, MSG_VERSION, 1); /* one level too many within an unknown key */
     hand_text(&h, "x");
     for (int i = 0; i < 3; i++)
         msgpack_pack_array(&h.pack, 1);
     msgpack_pack_nil(&h.pack);
     assert_int_equal(hand_end(&h, &msg, NULL), -EPROTO);
-    hand_begin(&h, MSG_PING, 1, 1);
+    hand_begin(&h, MSG_PING, MSG_VERSION, 1);
     hand_text(&h, "x");
     msgpack_pack_array(&h.pack, LIMIT_MESSAGE_OBJECTS);
     for (unsigned i = 0; i < LIMIT_MESSAGE_OBJECTS; i++)
@@ -385,7 +385,7 @@ static int step_with(const struct msg_step_entry *entries, size_t count, size_t 
     struct hand h;
     struct msg msg;
     uint32_t ids[64] = {0};
-    hand_begin(&h, MSG_STEP, 1, 2);
+    hand_begin(&h, MSG_STEP, MSG_VERSION, 2);
     hand_bin(&h, "entries", entries, count * sizeof *entries);
     hand_bin(&h, "tokens", ids, tokens * sizeof *ids);
     int r = hand_end(&h, &msg, NULL);
@@ -461,7 +461,7 @@ static void too_many_step_entries_are_refused(void **state)
     for (uint32_t i = 0; i <= LIMIT_SEQUENCES; i++)
         e[i] = (struct msg_step_entry){.sequence = i + 1, .count = 1};
     for (uint32_t count = LIMIT_SEQUENCES; count <= LIMIT_SEQUENCES + 1; count++) {
-        hand_begin(&h, MSG_STEP, 1, 2);
+        hand_begin(&h, MSG_STEP, MSG_VERSION, 2);
         hand_bin(&h, "entries", e, count * sizeof *e);
         hand_bin(&h, "tokens", ids, count * sizeof *ids);
         int r = hand_end(&h, &msg, NULL);
@@ -484,7 +484,7 @@ static int topk_with(const struct topk_case *c)
     struct hand h;
     struct msg msg;
     uint8_t positions[256] = {0};
-    hand_begin(&h, MSG_TOPK, 1, 5);
+    hand_begin(&h, MSG_TOPK, MSG_VERSION, 5);
     hand_bin(&h, "entries", &c->entry, sizeof c->entry);
     hand_number(&h, "groups", c->groups);
     hand_number(&h, "selection_heads", c->heads);
@@ -494,6 +494,11 @@ static int topk_with(const struct topk_case *c)
     if (r == 0)
         msg_free(&msg);
     return r;
+}
+
+static void topk_refused(const struct topk_case *c)
+{
+    assert_int_equal(topk_with(c), -EPROTO);
 }
 
 static void selections_must_add_up(void **state)
@@ -508,45 +513,34 @@ static void selections_must_add_up(void **state)
         .positions = 8};
     struct topk_case c = good;
     assert_int_equal(topk_with(&c), 0);
-    c.positions = 7;
-    assert_int_equal(topk_with(&c), -EPROTO);
-    c.positions = 9;
-    assert_int_equal(topk_with(&c), -EPROTO);
-    c = good, c.odd = 1;
-    assert_int_equal(topk_with(&c), -EPROTO);
-    c = good, c.heads = 3;
-    assert_int_equal(topk_with(&c), -EPROTO);
-    c = good, c.groups = LIMIT_GROUPS + 1;
-    assert_int_equal(topk_with(&c), -EPROTO);
-    c = good, c.heads = LIMIT_SELECTION_HEADS + 1;
-    assert_int_equal(topk_with(&c), -EPROTO);
-    c = good, c.count = 3;
-    assert_int_equal(topk_with(&c), -EPROTO);
+    c.positions = 7, topk_refused(&c);
+    c.positions = 9, topk_refused(&c);
+    c = good, c.odd = 1, topk_refused(&c);
+    c = good, c.heads = 3, topk_refused(&c);
+    c = good, c.groups = LIMIT_GROUPS + 1, topk_refused(&c);
+    c = good, c.heads = LIMIT_SELECTION_HEADS + 1, topk_refused(&c);
+    c = good, c.count = 3, topk_refused(&c);
     c = good, c.counts[0] = 8; /* the sum must not wrap: it is 2^32 + 8 */
-    c.counts[1] = UINT32_MAX - 3;
-    assert_int_equal(topk_with(&c), -EPROTO);
-    c = good, c.entry.mass = NAN;
-    assert_int_equal(topk_with(&c), -EPROTO);
-    c.entry.mass = INFINITY;
-    assert_int_equal(topk_with(&c), -EPROTO);
-    c.entry.mass = -0.5f;
-    assert_int_equal(topk_with(&c), -EPROTO);
-    c = good, c.entry.sequence = 0;
-    assert_int_equal(topk_with(&c), -EPROTO);
-    c = good, c.entry.position = LIMIT_CONTEXT;
-    assert_int_equal(topk_with(&c), -EPROTO);
-    c = good, c.entry.pad = 1;
-    assert_int_equal(topk_with(&c), -EPROTO);
-    c = good, c.entry.base_step = 1; /* the step itself: a full set removes nothing */
-    assert_int_equal(topk_with(&c), -EPROTO);
+    c.counts[1] = UINT32_MAX - 3, topk_refused(&c);
+    c = good, c.entry.mass = NAN, topk_refused(&c);
+    c.entry.mass = INFINITY, topk_refused(&c);
+    c.entry.mass = -0.5f, topk_refused(&c);
+    c = good, c.entry.sequence = 0, topk_refused(&c);
+    c = good, c.entry.position = LIMIT_CONTEXT, topk_refused(&c);
+    c = good, c.entry.pad = 1, topk_refused(&c);
+    c = good, c.entry.mass_base = NAN, topk_refused(&c);
+    c = good, c.entry.flags = 3;
+    assert_int_equal(topk_with(&c), 0);
+    c.entry.flags = 4, topk_refused(&c);
+    c = good, c.entry.base_step = 1, topk_refused(&c); /* the step itself: a full set removes nothing */
 }
 
-static int open_with(uint64_t sequence, uint32_t capacity, uint32_t tokens)
+static int open_with(uint64_t sequence, uint32_t capacity, uint32_t tokens, uint32_t budget_base)
 {
     struct hand h;
     struct msg msg;
     uint32_t ids[16] = {0};
-    hand_begin(&h, MSG_OPEN, 1, 9);
+    hand_begin(&h, MSG_OPEN, MSG_VERSION, 12);
     hand_number(&h, "sequence", sequence);
     hand_number(&h, "flags", 0);
     hand_number(&h, "salt", 0);
@@ -556,9 +550,14 @@ static int open_with(uint64_t sequence, uint32_t capacity, uint32_t tokens)
     hand_number(&h, "budget", 0);
     hand_number(&h, "head", 0);
     hand_number(&h, "capacity", capacity);
-    hand_number(&h, "budget", 0);
+    hand_number(&h, "budget", 10);
     hand_number(&h, "sinks", 0);
     hand_number(&h, "window", 0);
+    hand_number(&h, "budget_base", budget_base);
+    hand_text(&h, "min_mass");
+    msgpack_pack_float(&h.pack, 0.5f);
+    hand_text(&h, "top_p");
+    msgpack_pack_float(&h.pack, 1);
     hand_bin(&h, "tokens", ids, tokens * 4);
     int r = hand_end(&h, &msg, NULL);
     if (r == 0)
@@ -566,15 +565,17 @@ static int open_with(uint64_t sequence, uint32_t capacity, uint32_t tokens)
     return r;
 }
 
-static void a_prompt_fits_its_capacity(void **state)
+static void an_open_agrees_with_itself(void **state)
 {
     (void)state;
-    assert_int_equal(open_with(1, 16, 16), 0);
-    assert_int_equal(open_with(1, 16, 0), 0);
-    assert_int_equal(open_with(1, 15, 16), -EPROTO);
-    assert_int_equal(open_with(0, 16, 16), -EPROTO);
-    assert_int_equal(open_with(1, 0, 0), -EPROTO);
-    assert_int_equal(open_with(1, LIMIT_CONTEXT + 1, 1), -EPROTO);
+    assert_int_equal(open_with(1, 16, 16, 0), 0);
+    assert_int_equal(open_with(1, 16, 0, 0), 0);
+    assert_int_equal(open_with(1, 15, 16, 0), -EPROTO);
+    assert_int_equal(open_with(0, 16, 16, 0), -EPROTO);
+    assert_int_equal(open_with(1, 0, 0, 0), -EPROTO);
+    assert_int_equal(open_with(1, 16, 16, 10), 0);
+    assert_int_equal(open_with(1, 16, 16, 11), -EPROTO); /* more than the budget */
+    assert_int_equal(open_with(1, LIMIT_CONTEXT + 1, 1, 0), -EPROTO);
 }
 
 /* Sampling values that crashed servers elsewhere. */
@@ -611,7 +612,7 @@ static void texts_end_where_they_say(void **state)
         memset(text, 'x', sizeof text);
         if (i == 3)
             text[1] = 0; /* no text of ours has a zero byte within */
-        hand_begin(&h, MSG_ERROR, 1, 2);
+        hand_begin(&h, MSG_ERROR, MSG_VERSION, 2);
         hand_text(&h, "code");
         msgpack_pack_int(&h.pack, -5);
         hand_text(&h, "text");
@@ -687,7 +688,7 @@ int main(void)
         cmocka_unit_test(steps_have_32_bits),
         cmocka_unit_test(too_many_step_entries_are_refused),
         cmocka_unit_test(selections_must_add_up),
-        cmocka_unit_test(a_prompt_fits_its_capacity),
+        cmocka_unit_test(an_open_agrees_with_itself),
         cmocka_unit_test(sampling_is_checked),
         cmocka_unit_test(texts_end_where_they_say),
         cmocka_unit_test(a_layout_is_checked_whole),

@@ -1,0 +1,44 @@
+/* Who chooses: a retrieval head (its keys of one sequence, and its weights for the newest token), or the rule
+ * "the newest positions". One thread. */
+#ifndef EVAL_CHOOSER_H
+#define EVAL_CHOOSER_H
+
+#include <stdint.h>
+
+#include "base/err.h"
+#include "compute/compute.h"
+#include "eval/sets.h"
+#include "model/head.h"
+#include "model/model.h"
+
+struct chooser;
+
+struct chooser_options {
+    const struct model *model; /* borrowed, as all others */
+    const struct head *head;   /* NULL: newest positions */
+    enum head_pool pool;
+    uint32_t context;
+    struct compute *compute;
+};
+
+/* -ENOTSUP for a head whose key heads are not as many as the model's. */
+int chooser_create(const struct chooser_options *options, struct chooser **ret_chooser, struct err *err);
+void chooser_free(struct chooser **chooser);
+
+uint32_t chooser_groups(const struct chooser *chooser);
+const uint32_t *chooser_group_of(const struct chooser *chooser); /* [layers of the model] */
+
+void chooser_reset(struct chooser *chooser); /* forgets the sequence */
+
+/* Appends tokens (count > 0); with `weigh` the weights of the last one are computed. */
+void chooser_feed(struct chooser *chooser, const uint32_t *tokens, uint32_t count, bool weigh);
+
+/* [positions so far], of the last token; valid until the next chooser_feed. `head` == number of KV heads: the
+ * sum over all heads, for one set that all share. */
+const float *chooser_weights(const struct chooser *chooser, uint32_t group, uint32_t head);
+
+/* The set that the weights choose. */
+void chooser_pick(struct chooser *chooser, uint32_t group, uint32_t head, const struct span *span,
+                  struct positions *ret);
+
+#endif

@@ -1,0 +1,27 @@
+/* The bodies of gather.h on a GPU: jobs become lists that its kernels walk, one launch for all jobs of a kind and
+ * range of layers. Nothing waits, but for room in the pinned buffers. One owner: the planner. */
+#ifndef KVSTORE_GATHER_GPU_H
+#define KVSTORE_GATHER_GPU_H
+
+#include "kvstore/gather.h"
+
+/* For a gather whose other fields are set. */
+struct gather_gpu *gather_gpu_create(struct gather *gather);
+void gather_gpu_free(struct gather_gpu **gpu); /* waits for the stream; lets go of the arena */
+
+/* Slab tables on the device, with the counts of a control header. */
+int gather_gpu_attach(struct gather_gpu *gpu, const struct control_header *header, struct err *err);
+void gather_gpu_detach(struct gather_gpu *gpu);
+
+/* Queues the batch. */
+void gather_gpu_run(struct gather_gpu *gpu);
+
+/* Queues a batch of GATHER_ROWS piece by piece: its lists are made once, then layers [gather->low, gather->end)
+ * of them go out with each call. Nothing else may be queued that takes pinned memory in between. */
+void gather_gpu_begin(struct gather_gpu *gpu);
+void gather_gpu_layers(struct gather_gpu *gpu);
+
+/* Registers one more chunk of the arena that will be needed soon and has been populated. Whether it did. */
+bool gather_gpu_idle(struct gather_gpu *gpu);
+
+#endif

@@ -1,0 +1,477 @@
+/* Streams of the double: a thread and a queue each, events, flags, graphs. A stream takes its work in order and
+ * whenever its thread comes to it. The mutex of a stream guards its queue and counts. */
+#include <errno.h>
+#include <stdio.h>
+#include <poll.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "tests/fakegpu/fakegpu.h"
+
+enum { FREE_WAIT_S = 20, POLL_NS = 20000 };
+
+struct item {
+    struct item *next;
+    struct fakegpu_op op;
+};
+
+struct gpu_graph {
+    struct fakegpu_op *ops;
+    size_t count, capacity;
+    uint32_t flags;
+};
+
+struct CUstream_st {
+    struct gpu *gpu;
+    pthread_t thread;
+    pthread_mutex_t mutex;
+    pthread_cond_t added, finished;
+    struct item *first, **last;
+    uint64_t queued, done;
+    bool stop;
+    struct gpu_graph *capture; /* owner's thread only */
+    struct fakegpu_worker worker;
+};
+
+/* Counts of records, so that a wait is for those that were queued before it. */
+struct gpu_event {
+    pthread_mutex_t mutex;
+    pthread_cond_t moved;
+    uint64_t queued, done;
+    int64_t at_ns; /* of the last one that is done */
+};
+
+struct flag_argument {
+    uint32_t *flag;
+    uint32_t value;
+};
+
+struct event_argument {
+    struct gpu_event *event;
+    uint64_t count;
+};
+
+struct copy_argument {
+    void *to;
+    const void *from;
+    size_t bytes;
+    int byte;
+};
+
+struct call_argument {
+    void (*call)(void *);
+    void *arg;
+};
+
+void *fakegpu_scratch(struct fakegpu_worker *worker, int index, size_t bytes)
+{
+    if (worker->scratch_bytes[index] < bytes) {
+        mem_free(&worker->scratch[index]);
+        worker->scratch[index] = mem_alloc_aligned(bytes, 1);
+        worker->scratch_bytes[index] = bytes;
+    }
+    return worker->scratch[index];
+}
+
+static void *stream_main(void *arg)
+{
+    struct CUstream_st *s = arg;
+    pthread_mutex_lock(&s->mutex);
+    for (;;) {
+        while (!s->first && !s->stop)
+            pthread_cond_wait(&s->added, &s->mutex);
+        struct item *item = s->first;
+        if (!item)
+            break;
+        s->first = item->next;
+        if (!s->first)
+            s->last = &s->first;
+        pthread_mutex_unlock(&s->mutex);
+        if (fakegpu_sound(s->gpu) == 0 || item->op.is_flag)
+            item->op.run(&s->worker, item->op.argument);
+        mem_free(&item);
+        pthread_mutex_lock(&s->mutex);
+        s->done++;
+        pthread_cond_broadcast(&s->finished);
+    }
+    pthread_mutex_unlock(&s->mutex);
+    return NULL;
+}
+
+int fakegpu_stream_create(struct gpu *gpu, enum gpu_priority priority, struct CUstream_st **ret_stream,
+                          struct err *err)
+{
+    struct CUstream_st *s = mem_alloc(1, sizeof *s);
+    (void)priority;
+    s->gpu = gpu;
+    s->last = &s->first;
+    pthread_mutex_init(&s->mutex, NULL);
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->added, NULL);
+    pthread_cond_init(&s->finished, &clock);
+    pthread_condattr_destroy(&clock);
+    int r = compute_create("cpu", 1, COMPUTE_ISA_AUTO, &s->worker.compute, err);
+    if (r == 0 && (r = -pthread_create(&s->thread, NULL, stream_main, s)) < 0)
+        err_set(err, r, "thread of a stream: %s", strerror(-r));
+    if (r < 0) {
+        compute_free(&s->worker.compute);
+        mem_free(&s);
+        return r;
+    }
+    *ret_stream = s;
+    return 0;
+}
+
+/* Work that never ends (a wait that nobody released) is a fault of the program under test. */
+void fakegpu_stream_free(struct gpu *gpu, struct CUstream_st **address)
+{
+    struct CUstream_st *s = *address;
+    struct timespec until;
+    (void)gpu;
+    if (!s)
+        return;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += FREE_WAIT_S;
+    pthread_mutex_lock(&s->mutex);
+    while (s->done < s->queued)
+        if (pthread_cond_timedwait(&s->finished, &s->mutex, &until) == ETIMEDOUT) {
+            fprintf(stderr, "fakegpu: stream_free: work is left after %d s\n", FREE_WAIT_S);
+            abort();
+        }
+    s->stop = true;
+    pthread_cond_signal(&s->added);
+    pthread_mutex_unlock(&s->mutex);
+    pthread_join(s->thread, NULL);
+    pthread_cond_destroy(&s->added);
+    pthread_cond_destroy(&s->finished);
+    pthread_mutex_destroy(&s->mutex);
+    fakegpu_graph_free(&s->capture);
+    for (int i = 0; i < 4; i++)
+        mem_free(&s->worker.scratch[i]);
+    compute_free(&s->worker.compute);
+    mem_free(address);
+}
+
+static void add_item(struct CUstream_st *s, const struct fakegpu_op *op)
+{
+    struct item *item = mem_alloc_aligned(1, sizeof *item);
+    item->op = *op;
+    pthread_mutex_lock(&s->mutex);
+    *s->last = item;
+    s->last = &item->next;
+    s->queued++;
+    pthread_cond_signal(&s->added);
+    pthread_mutex_unlock(&s->mutex);
+}
+
+static int add_op(struct CUstream_st *s, const struct fakegpu_op *op)
+{
+    struct gpu_graph *g = s->capture;
+    if (!g) {
+        add_item(s, op);
+        return 0;
+    }
+    if (g->count == g->capacity) {
+        /* Not mem_resize: operations are aligned. */
+        size_t capacity = g->capacity ? 2 * g->capacity : 256;
+        struct fakegpu_op *ops = mem_alloc_aligned(capacity, sizeof *ops);
+        if (g->count)
+            memcpy(ops, g->ops, g->count * sizeof *ops);
+        mem_free(&g->ops);
+        g->ops = ops;
+        g->capacity = capacity;
+    }
+    g->ops[g->count++] = *op;
+    g->flags += op->is_flag;
+    return 0;
+}
+
+static void count_launch(struct gpu *gpu)
+{
+    static atomic_llong launches;
+    const char *fail = getenv("SPECONTEXT_FAKEGPU_FAIL");
+    if (fail && fail[0] && atomic_fetch_add(&launches, 1) + 1 >= atoll(fail))
+        fakegpu_break(gpu, "launch %s failed on demand: an illegal memory access was encountered", fail);
+}
+
+int fakegpu_queue(struct CUstream_st *stream, void (*run)(struct fakegpu_worker *, void *),
+                  const void *argument, size_t bytes, const void *const *reaches, int count)
+{
+    struct fakegpu_op op = {.run = run};
+    if (!stream || bytes > sizeof op.argument)
+        return -EINVAL;
+    count_launch(stream->gpu);
+    for (int i = 0; i < count; i++)
+        if (reaches[i] && !fakegpu_reaches(stream->gpu, reaches[i]))
+            fakegpu_break(stream->gpu,
+                          "illegal memory access: %p (argument %d) is neither device memory nor "
+                          "registered",
+                          reaches[i], i);
+    if (fakegpu_sound(stream->gpu) < 0)
+        return -EIO;
+    memcpy(op.argument, argument, bytes);
+    return add_op(stream, &op);
+}
+
+int fakegpu_stream_sync(struct CUstream_st *s)
+{
+    if (s->capture)
+        return -EINVAL;
+    pthread_mutex_lock(&s->mutex);
+    for (uint64_t until = s->queued; s->done < until;)
+        pthread_cond_wait(&s->finished, &s->mutex);
+    pthread_mutex_unlock(&s->mutex);
+    return fakegpu_sound(s->gpu) < 0 ? -EIO : 0;
+}
+
+int fakegpu_stream_done(struct CUstream_st *s)
+{
+    if (s->capture)
+        return -EINVAL;
+    pthread_mutex_lock(&s->mutex);
+    int done = s->done == s->queued;
+    pthread_mutex_unlock(&s->mutex);
+    return fakegpu_sound(s->gpu) < 0 ? -EIO : done;
+}
+
+bool fakegpu_capturing(const struct CUstream_st *stream)
+{
+    return stream->capture != NULL;
+}
+
+/* ---- copies and calls ---------------------------------------------------------------------------------- */
+
+static void run_copy(struct fakegpu_worker *worker, void *argument)
+{
+    const struct copy_argument *a = argument;
+    (void)worker;
+    if (a->from)
+        memmove(a->to, a->from, a->bytes);
+    else
+        memset(a->to, a->byte, a->bytes);
+}
+
+/* Host memory that is not pinned is allowed here, and read when the copy is done. */
+int fakegpu_copy(void *to, const void *from, size_t bytes, struct CUstream_st *stream)
+{
+    struct copy_argument a = {to, from, bytes, 0};
+    if (!bytes)
+        return 0;
+    if (!to || !from)
+        return -EINVAL;
+    return FAKEGPU_LAUNCH(stream, run_copy, &a, NULL);
+}
+
+int fakegpu_fill(void *to, uint8_t byte, size_t bytes, struct CUstream_st *stream)
+{
+    struct copy_argument a = {to, NULL, bytes, byte};
+    if (!bytes)
+        return 0;
+    return FAKEGPU_LAUNCH(stream, run_copy, &a, to);
+}
+
+static void run_call(struct fakegpu_worker *worker, void *argument)
+{
+    const struct call_argument *a = argument;
+    (void)worker;
+    a->call(a->arg);
+}
+
+int fakegpu_host_call(struct CUstream_st *stream, void (*call)(void *), void *arg)
+{
+    struct call_argument a = {call, arg};
+    if (stream->capture)
+        return -EINVAL;
+    return FAKEGPU_LAUNCH(stream, run_call, &a, NULL);
+}
+
+/* ---- events -------------------------------------------------------------------------------------------- */
+
+int fakegpu_event_create(struct gpu *gpu, struct gpu_event **ret_event, struct err *err)
+{
+    (void)gpu;
+    (void)err;
+    *ret_event = mem_alloc(1, sizeof **ret_event);
+    pthread_mutex_init(&(*ret_event)->mutex, NULL);
+    pthread_cond_init(&(*ret_event)->moved, NULL);
+    return 0;
+}
+
+/* Records that are on their way still use it. */
+void fakegpu_event_free(struct gpu_event **event)
+{
+    struct gpu_event *e = *event;
+    if (!e)
+        return;
+    pthread_mutex_lock(&e->mutex);
+    while (e->done < e->queued)
+        pthread_cond_wait(&e->moved, &e->mutex);
+    pthread_mutex_unlock(&e->mutex);
+    pthread_cond_destroy(&e->moved);
+    pthread_mutex_destroy(&e->mutex);
+    mem_free(event);
+}
+
+static void run_record(struct fakegpu_worker *worker, void *argument)
+{
+    const struct event_argument *a = argument;
+    (void)worker;
+    pthread_mutex_lock(&a->event->mutex);
+    if (a->event->done < a->count)
+        a->event->done = a->count;
+    a->event->at_ns = clock_now_ns();
+    pthread_cond_broadcast(&a->event->moved);
+    pthread_mutex_unlock(&a->event->mutex);
+}
+
+static void run_wait(struct fakegpu_worker *worker, void *argument)
+{
+    const struct event_argument *a = argument;
+    (void)worker;
+    pthread_mutex_lock(&a->event->mutex);
+    while (a->event->done < a->count)
+        pthread_cond_wait(&a->event->moved, &a->event->mutex);
+    pthread_mutex_unlock(&a->event->mutex);
+}
+
+/* Events are done even when the context is broken, so that nobody waits for ever: as flags, see stream_main. */
+static int add_event(struct CUstream_st *stream, void (*run)(struct fakegpu_worker *, void *),
+                     const struct event_argument *a)
+{
+    struct fakegpu_op op = {.run = run, .is_flag = true};
+    memcpy(op.argument, a, sizeof *a);
+    add_item(stream, &op);
+    return 0;
+}
+
+int fakegpu_event_record(struct gpu_event *event, struct CUstream_st *stream)
+{
+    if (stream->capture)
+        return -ENOTSUP;
+    pthread_mutex_lock(&event->mutex);
+    struct event_argument a = {event, ++event->queued};
+    pthread_mutex_unlock(&event->mutex);
+    return add_event(stream, run_record, &a);
+}
+
+int fakegpu_event_wait(struct CUstream_st *stream, struct gpu_event *event)
+{
+    if (stream->capture)
+        return -ENOTSUP;
+    pthread_mutex_lock(&event->mutex);
+    struct event_argument a = {event, event->queued};
+    pthread_mutex_unlock(&event->mutex);
+    return add_event(stream, run_wait, &a);
+}
+
+int fakegpu_event_elapsed(struct gpu_event *from, struct gpu_event *to, float *ret_ms)
+{
+    int r = 0;
+    pthread_mutex_lock(&from->mutex);
+    int64_t begin = from->at_ns;
+    r = !from->done || from->done < from->queued ? -EBUSY : 0;
+    pthread_mutex_unlock(&from->mutex);
+    pthread_mutex_lock(&to->mutex);
+    int64_t end = to->at_ns;
+    r = !to->done || to->done < to->queued ? -EBUSY : r;
+    pthread_mutex_unlock(&to->mutex);
+    *ret_ms = (float)(end - begin) / 1e6f;
+    return r;
+}
+
+/* ---- flags and graphs ---------------------------------------------------------------------------------- */
+
+static void run_flag_write(struct fakegpu_worker *worker, void *argument)
+{
+    const struct flag_argument *a = argument;
+    (void)worker;
+    __atomic_store_n(a->flag, a->value, __ATOMIC_RELEASE);
+}
+
+static void run_flag_wait(struct fakegpu_worker *worker, void *argument)
+{
+    const struct flag_argument *a = argument;
+    (void)worker;
+    while ((int32_t)(__atomic_load_n(a->flag, __ATOMIC_ACQUIRE) - a->value) < 0)
+        ppoll(NULL, 0, &(struct timespec){.tv_nsec = POLL_NS}, NULL);
+}
+
+static int add_flag(void (*run)(struct fakegpu_worker *, void *), uint32_t *flag, uint32_t value,
+                    struct CUstream_st *stream)
+{
+    struct fakegpu_op op = {.run = run, .is_flag = true};
+    struct flag_argument a = {flag, value};
+    if (!stream || !fakegpu_aligned(flag, 4))
+        return -EINVAL;
+    if (!fakegpu_reaches(stream->gpu, flag))
+        fakegpu_break(stream->gpu, "illegal memory access: flag %p is not registered", (void *)flag);
+    if (fakegpu_sound(stream->gpu) < 0)
+        return -EIO;
+    memcpy(op.argument, &a, sizeof a);
+    return add_op(stream, &op);
+}
+
+int fakegpu_flag_write(uint32_t *flag, uint32_t value, struct CUstream_st *stream)
+{
+    return add_flag(run_flag_write, flag, value, stream);
+}
+
+int fakegpu_flag_wait(uint32_t *flag, uint32_t value, struct CUstream_st *stream)
+{
+    return add_flag(run_flag_wait, flag, value, stream);
+}
+
+int fakegpu_capture_begin(struct CUstream_st *stream, struct err *err)
+{
+    if (stream->capture)
+        return err_set(err, -EBUSY, "capture_begin: the stream is being captured");
+    stream->capture = mem_alloc(1, sizeof *stream->capture);
+    return 0;
+}
+
+int fakegpu_capture_end(struct gpu *gpu, struct CUstream_st *stream, struct gpu_graph **ret_graph,
+                        struct err *err)
+{
+    (void)gpu;
+    if (!stream->capture)
+        return err_set(err, -EINVAL, "capture_end: no capture");
+    *ret_graph = stream->capture;
+    stream->capture = NULL;
+    return 0;
+}
+
+uint32_t fakegpu_graph_flags(const struct gpu_graph *graph)
+{
+    return graph->flags;
+}
+
+int fakegpu_graph_launch(struct gpu_graph *graph, const uint32_t *values, struct CUstream_st *stream)
+{
+    uint32_t flag = 0;
+    if (stream->capture)
+        return -EINVAL;
+    count_launch(stream->gpu);
+    if (fakegpu_sound(stream->gpu) < 0)
+        return -EIO;
+    for (size_t i = 0; i < graph->count; i++) {
+        struct fakegpu_op op = graph->ops[i];
+        if (op.is_flag)
+            memcpy(op.argument + offsetof(struct flag_argument, value), &values[flag++], sizeof *values);
+        add_item(stream, &op);
+    }
+    return 0;
+}
+
+void fakegpu_graph_free(struct gpu_graph **graph)
+{
+    if (!*graph)
+        return;
+    mem_free(&(*graph)->ops);
+    mem_free(graph);
+}

@@ -1,0 +1,615 @@
+/* The measurements of eval/ against naive ones: sets, attention mass and oracles by trying all sets, overlap
+ * and loading by counting, weights by sums in double; tasks and long generations. */
+#include "tests/unit/retriever_rig.h"
+
+#include <errno.h>
+
+#include "eval/decode.h"
+#include "eval/forced.h"
+#include "eval/lane.h"
+#include "eval/look.h"
+#include "eval/mass.h"
+#include "eval/session.h"
+#include "eval/tasks.h"
+
+enum { CONTEXT = 400 };
+
+struct world {
+    struct rig *rig;
+    struct engine engine;
+    struct chooser *chooser; /* of the rig's head */
+    uint32_t tokens[CONTEXT];
+};
+
+static struct chooser *make_chooser(struct world *w, bool newest)
+{
+    struct chooser_options options = {.model = w->rig->model,
+                                      .head = newest ? NULL : w->rig->head,
+                                      .pool = HEAD_POOL_MEAN,
+                                      .context = CONTEXT,
+                                      .compute = w->engine.compute};
+    struct chooser *c = NULL;
+    struct err err = {0};
+    if (chooser_create(&options, &c, &err) < 0)
+        fail_msg("%s", err.text);
+    return c;
+}
+
+static struct world *world_make(uint32_t groups)
+{
+    struct world *w = mem_alloc(1, sizeof *w);
+    struct err err = {0};
+    w->rig = rig_make(&(struct rig_options){
+        .groups = groups, .trained_context = 1 << 20, .rope_dims = RIG_HEAD_DIM, .rms_eps = 1e-5f});
+    struct engine_options options = {.model = w->rig->model_path, .threads = 2};
+    if (engine_open(&options, &w->engine, &err) < 0)
+        fail_msg("%s", err.text);
+    w->chooser = make_chooser(w, false);
+    rig_tokens(w->tokens, CONTEXT, RIG_VOCAB, 77);
+    return w;
+}
+
+static void world_free(struct world **world)
+{
+    struct world *w = *world;
+    chooser_free(&w->chooser);
+    engine_close(&w->engine);
+    rig_free(&w->rig);
+    mem_free(world);
+}
+
+/* ---- sets ---------------------------------------------------------------------------------------------- */
+
+static void test_sets_are_exact(void **state)
+{
+    (void)state;
+    const struct choice choice = {7, 1, 2}; /* a sink, two and itself, three picks */
+    const float w[10] = {1, 2, 64, 4, 8, 32, 16, 128, 256, 512};
+    uint32_t scratch[10], list[7];
+    struct positions picks = {0}, other = {0};
+    struct span s = sets_span(&choice, 9);
+    assert_int_equal(s.limit, 7);
+    assert_int_equal(s.most, 3);
+    sets_pick(&picks, w, &s, scratch);
+    assert_int_equal(sets_attended(list, &s, &picks), 7);
+    assert_memory_equal(list, ((uint32_t[]){0, 2, 5, 6, 7, 8, 9}), sizeof list);
+    assert_true(sets_mass(w, &s, &picks) == 1 + 64 + 32 + 16 + 128 + 256 + 512);
+    assert_true(sets_mass_newest(w, &choice, 9) == 4 + 8 + 32 + 16 + 128 + 256 + 512);
+    assert_true(sets_mass_sinks_newest(w, &choice, 9) == 1 + 8 + 32 + 16 + 128 + 256 + 512);
+    positions_reserve(&other, 3);
+    memcpy(other.at, (uint32_t[]){1, 5, 6}, 3 * sizeof *other.at);
+    other.count = 3;
+    assert_int_equal(sets_common(&picks, &other), 2);
+    /* With room for all, all are attended, once each. */
+    for (uint32_t position = 0; position < 7; position++) {
+        s = sets_span(&choice, position);
+        sets_pick(&picks, w, &s, scratch);
+        assert_int_equal(sets_attended(list, &s, &picks), position + 1);
+        for (uint32_t i = 0; i <= position; i++)
+            assert_int_equal(list[i], i);
+        assert_true(sets_mass_sinks_newest(w, &choice, position) == sets_mass_newest(w, &choice, position));
+    }
+    positions_free(&picks);
+    positions_free(&other);
+}
+
+/* What eval picks is what the retriever sends. */
+static void test_sets_are_the_retrievers(void **state)
+{
+    (void)state;
+    struct world *w = world_make(2);
+    struct selector *selector =
+        rig_selector(w->rig, (struct rig_selector){.pool = HEAD_POOL_MEAN, .context = CONTEXT});
+    struct selector_result result = {0};
+    struct positions picks = {0};
+    const struct choice choice = {60, 4, 16};
+    rig_open(selector, 1, CONTEXT, choice.budget, choice.sinks, choice.window);
+    static const uint32_t ends[] = {30, 70, 200, 399};
+    for (uint32_t i = 0, at = 0; i < 4; at = ends[i++]) {
+        rig_step(selector, 1, i + 1, w->tokens, at, ends[i], true, &result);
+        selector_forget_sent(selector); /* whole sets */
+        chooser_feed(w->chooser, w->tokens + at, ends[i] - at, true);
+        struct span span = sets_span(&choice, ends[i] - 1);
+        const uint32_t *sent = result.positions;
+        for (uint32_t l = 0; l < 2 * RIG_KV_HEADS; l++) {
+            chooser_pick(w->chooser, l / RIG_KV_HEADS, l % RIG_KV_HEADS, &span, &picks);
+            assert_int_equal(picks.count, result.counts[2 * l]);
+            assert_memory_equal(picks.at, sent, picks.count * sizeof *sent);
+            sent += picks.count;
+        }
+    }
+    positions_free(&picks);
+    selector_result_free(&result);
+    selector_free(&selector);
+    world_free(&w);
+}
+
+/* ---- attention weights of a model ---------------------------------------------------------------------- */
+
+/* One query's weights in double, out of the queries and the bytes of the pages. */
+struct naive {
+    uint32_t position;
+    double weights[RIG_LAYERS][RIG_KV_HEADS][CONTEXT];
+};
+
+static void naive_layer(void *arg, const struct engine *e, const struct kv_view *view, uint32_t layer,
+                        uint32_t first, uint32_t count)
+{
+    struct naive *n = arg;
+    if (n->position < first || n->position >= first + count)
+        return;
+    for (uint32_t h = 0; h < RIG_Q_HEADS; h++) {
+        uint32_t kv = h / (RIG_Q_HEADS / RIG_KV_HEADS);
+        const float *q = pass_queries(e->pass) + ((n->position - first) * RIG_Q_HEADS + h) * RIG_HEAD_DIM;
+        double score[CONTEXT], sum = 0;
+        for (uint32_t p = 0; p <= n->position; p++) {
+            uint16_t k[RIG_HEAD_DIM];
+            memcpy(k, view->base + view->at[p / 64] + (kv * 64 + p % 64) * view->piece_bytes, sizeof k);
+            score[p] = 0;
+            for (int d = 0; d < RIG_HEAD_DIM; d++)
+                score[p] += (double)q[d] * (double)dtype_f16_to_f32(k[d]);
+            sum += score[p] = exp(score[p] / sqrt(RIG_HEAD_DIM));
+        }
+        for (uint32_t p = 0; p <= n->position; p++)
+            n->weights[layer][kv][p] += score[p] / sum / (RIG_Q_HEADS / RIG_KV_HEADS);
+    }
+}
+
+struct seen {
+    uint32_t count;
+    uint32_t positions[16];
+    struct naive *naive;
+};
+
+static void see(void *arg, const struct look *look)
+{
+    struct seen *s = arg;
+    s->positions[s->count++] = look->position;
+    for (uint32_t l = 0; look->position == s->naive->position && l < look->layers; l++)
+        for (uint32_t h = 0; h < look->heads; h++)
+            for (uint32_t p = 0; p <= look->position; p++)
+                assert_true(fabs((double)look_weights(look, l, h)[p] - s->naive->weights[l][h][p]) < 1e-6);
+}
+
+static void test_looks_are_the_models_weights(void **state)
+{
+    (void)state;
+    struct world *w = world_make(1);
+    struct naive *naive = mem_alloc(1, sizeof *naive);
+    struct seen seen = {.naive = naive};
+    struct pages pages;
+    struct err err = {0};
+    naive->position = 305;
+    struct engine_watch watch = {naive_layer, naive};
+    pages_init(&pages, w->engine.config, CONTEXT, 0, 1);
+    for (uint32_t at = 0; at < CONTEXT; at += 100) {
+        struct engine_chunk chunk = {&pages, 0, w->tokens, at, 100, 0};
+        assert_int_equal(engine_dense(&w->engine, &chunk, &watch, &err), 0);
+    }
+    /* More than one chunk may hold, so that chunks get cut. */
+    static const uint32_t positions[] = {3, 300, 301, 302, 303, 304, 305, 306, 307, 308, 309, 310, 398};
+    struct look_text text = {w->tokens, CONTEXT, positions, 13};
+    assert_int_equal(look_run(&w->engine, &pages, &text, see, &seen, &err), 0);
+    assert_int_equal(seen.count, 13);
+    assert_memory_equal(seen.positions, positions, sizeof positions);
+    assert_true(naive->weights[0][0][0] > 0);
+    pages_free(&pages);
+    mem_free(&naive);
+    world_free(&w);
+}
+
+/* ---- mass and oracles ---------------------------------------------------------------------------------- */
+
+enum { SMALL = 12, PICKS = 2 };
+
+/* Weights that add up to one, different for each layer and head. */
+static float *small_weights(uint32_t layers, uint32_t heads)
+{
+    float *w = mem_alloc((size_t)layers * heads * SMALL, sizeof *w);
+    uint32_t seed = 5;
+    for (uint32_t i = 0; i < layers * heads; i++) {
+        float sum = 0;
+        for (uint32_t p = 0; p < SMALL; p++)
+            sum += w[i * SMALL + p] = 1 + tiny_uniform(&seed);
+        for (uint32_t p = 0; p < SMALL; p++)
+            w[i * SMALL + p] /= sum;
+    }
+    return w;
+}
+
+/* Mean mass over layers [first, end) and heads [h, h_end) of one set for all of them: the best of all sets of
+ * two positions of [1, 9), beside 0 and 9, 10, 11. */
+static double best_by_trying(const float *w, uint32_t heads, const uint32_t layers[2], const uint32_t of[2])
+{
+    double best = 0;
+    for (uint32_t a = 1; a < 9; a++)
+        for (uint32_t b = a + 1; b < 9; b++) {
+            const uint32_t set[] = {0, a, b, 9, 10, 11};
+            double sum = 0;
+            for (uint32_t l = layers[0]; l < layers[1]; l++)
+                for (uint32_t h = of[0]; h < of[1]; h++)
+                    for (int i = 0; i < 6; i++)
+                        sum += (double)w[(l * heads + h) * SMALL + set[i]];
+            sum /= (layers[1] - layers[0]) * (of[1] - of[0]);
+            best = sum > best ? sum : best;
+        }
+    return best;
+}
+
+static void test_oracles_are_the_best_of_all_sets(void **state)
+{
+    (void)state;
+    enum { L = RIG_LAYERS, H = RIG_KV_HEADS };
+    struct world *w = world_make(2); /* groups: layer 0, layers 1 to 3 */
+    float *weights = small_weights(L, H);
+    struct look look = {SMALL - 1, L, H, SMALL, weights};
+    const struct choice choice = {PICKS + 4, 1, 2};
+    struct mass *mass = mass_create(L, H);
+    chooser_feed(w->chooser, w->tokens, SMALL, true);
+    mass_add(mass, &look, w->chooser, &choice, 3);
+    struct mass_figures f = mass_figures(mass);
+    double head = 0, group = 0, shared = 0, own = 0, hits = 0, worst = 1, lowest = 1;
+    struct span span = sets_span(&choice, SMALL - 1);
+    struct positions picks = {0}, best = {0};
+    uint32_t scratch[SMALL];
+    for (uint32_t l = 0; l < L; l++) {
+        double layer = 0;
+        for (uint32_t h = 0; h < H; h++) {
+            const float *row = weights + (l * H + h) * SMALL;
+            head += best_by_trying(weights, H, (uint32_t[]){l, l + 1}, (uint32_t[]){h, h + 1}) / (L * H);
+            chooser_pick(w->chooser, l > 0, h, &span, &picks);
+            sets_pick(&best, row, &span, scratch);
+            double m = sets_mass(row, &span, &picks);
+            hits += (double)sets_common(&picks, &best) / PICKS / (L * H);
+            own += m / (L * H);
+            layer += m / H;
+            lowest = m < lowest ? m : lowest;
+        }
+        worst = layer < worst ? layer : worst;
+    }
+    for (uint32_t h = 0; h < H; h++) {
+        const uint32_t of[] = {h, h + 1};
+        group += (best_by_trying(weights, H, (uint32_t[]){0, 1}, of) +
+                  3 * best_by_trying(weights, H, (uint32_t[]){1, L}, of)) /
+                 (L * H);
+        shared += best_by_trying(weights, H, (uint32_t[]){0, L}, of) / H;
+    }
+    assert_true(fabs(f.best_head - head) < 1e-6);
+    assert_true(fabs(f.best_group - group) < 1e-6);
+    assert_true(fabs(f.best_shared - shared) < 1e-6);
+    assert_true(fabs(f.best_batch - best_by_trying(weights, H, (uint32_t[]){0, L}, (uint32_t[]){0, H})) <
+                1e-6);
+    assert_true(fabs(f.mean - own) < 1e-6 && fabs(f.at[3] - own) < 1e-6 && isnan(f.at[2]));
+    assert_true(fabs(f.hit_rate - hits) < 1e-6);
+    double by_head[L * H], least = 1;
+    mass_by_head(mass, by_head);
+    for (int i = 0; i < L * H; i++)
+        least = by_head[i] < least ? by_head[i] : least;
+    assert_true(least == f.worst_head);
+    assert_true(fabs(f.worst_layer - worst) < 1e-6 && fabs(f.worst_head - lowest) < 1e-6);
+    assert_true(f.best_head >= f.best_group && f.best_group >= f.best_shared &&
+                f.best_shared >= f.best_batch);
+    assert_true(f.best_group >= f.mean && f.newest < f.best_head);
+    mass_free(&mass);
+    positions_free(&picks);
+    positions_free(&best);
+    mem_free(&weights);
+    world_free(&w);
+}
+
+static void test_p10_is_the_tenth_part(void **state)
+{
+    (void)state;
+    struct world *w = world_make(1);
+    struct chooser *newest = make_chooser(w, true);
+    struct mass *mass = mass_create(1, 1);
+    const struct choice choice = {4, 1, 2}; /* 0 and 9, 10, 11; nothing is picked */
+    chooser_feed(newest, w->tokens, SMALL, true);
+    for (int i = 0; i < 20; i++) { /* masses 0.20, 0.19 .. 0.01 */
+        float weights[SMALL] = {[0] = 0.01f * (float)(20 - i), [5] = 1};
+        struct look look = {SMALL - 1, 1, 1, SMALL, weights};
+        mass_add(mass, &look, newest, &choice, 0);
+    }
+    struct mass_figures f = mass_figures(mass);
+    assert_true(fabs(f.p10 - 0.03) < 1e-6);
+    assert_true(fabs(f.mean - 0.105) < 1e-6);
+    assert_true(isnan(f.hit_rate));
+    mass_free(&mass);
+    chooser_free(&newest);
+    world_free(&w);
+}
+
+/* ---- consecutive positions ----------------------------------------------------------------------------- */
+
+/* Budget 100, so 200 slots: more than there are positions to hold; a row is loaded once at most. */
+static void test_overlap_and_loading_are_counted(void **state)
+{
+    (void)state;
+    enum { FROM = 150, END = 190 };
+    struct world *w = world_make(2);
+    const struct choice choice = {100, 4, 16};
+    struct lane *lane = lane_create(w->engine.config, w->chooser, &choice, 192);
+    struct forced_text text = {w->tokens, END + 1, FROM, END};
+    forced_choose_only(&text, &lane, 1);
+    struct lane_figures f = lane_figures(lane);
+    /* Again, slowly. */
+    enum { LISTS = 2 * RIG_KV_HEADS };
+    static bool held[LISTS][CONTEXT], before[LISTS][CONTEXT];
+    memset(held, 0, sizeof held);
+    memset(before, 0, sizeof before);
+    struct positions picks = {0};
+    double common = 0, selected = 0, loaded = 0, whole = 0;
+    chooser_reset(w->chooser);
+    chooser_feed(w->chooser, w->tokens, FROM, false);
+    for (uint32_t p = FROM; p < END; p++) {
+        struct span span = sets_span(&choice, p);
+        chooser_feed(w->chooser, w->tokens + p, 1, true);
+        for (uint32_t l = 0; l < LISTS; l++) {
+            double layers = l < RIG_KV_HEADS ? 1 : 3;
+            chooser_pick(w->chooser, l / RIG_KV_HEADS, l % RIG_KV_HEADS, &span, &picks);
+            bool now[CONTEXT] = {false};
+            for (uint32_t i = 0; i < picks.count; i++) {
+                uint32_t at = picks.at[i];
+                common += p > FROM && before[l][at];
+                loaded += p > FROM && !held[l][at] ? layers : 0;
+                now[at] = held[l][at] = true;
+            }
+            selected += p > FROM ? picks.count : 0;
+            whole += p > FROM ? layers * picks.count : 0;
+            memcpy(before[l], now, sizeof now);
+            for (uint32_t i = 0; i <= p; i++)
+                held[l][i] |= i < choice.sinks || i >= span.limit;
+        }
+    }
+    assert_true(selected > 0 && loaded > 0);
+    assert_true(fabs(f.overlap - common / selected) < 1e-12);
+    assert_true(fabs(f.saved - (1 - loaded / whole)) < 1e-12);
+    assert_true(f.saved_default <= f.saved && f.saved_default > 0);
+    positions_free(&picks);
+    lane_free(&lane);
+    world_free(&w);
+}
+
+static void test_distances_are_exact(void **state)
+{
+    (void)state;
+    const float full[] = {1, 2, 0.5f}, sparse[] = {2, 1, 0};
+    struct forced_sums s = {0};
+    double p = 0, q = 0, kl = 0;
+    for (int i = 0; i < 3; i++) {
+        p += exp((double)full[i]);
+        q += exp((double)sparse[i]);
+    }
+    for (int i = 0; i < 3; i++)
+        kl += exp((double)full[i]) / p * ((double)full[i] - log(p) - (double)sparse[i] + log(q));
+    forced_compare(&s, full, sparse, 3, 2);
+    assert_true(fabs(s.kl - kl) < 1e-6);
+    assert_true(fabs(s.loss_full - (log(p) - 0.5)) < 1e-6 && fabs(s.loss_sparse - log(q)) < 1e-6);
+    assert_int_equal(s.agreed, 0);
+    forced_compare(&s, full, full, 3, 0);
+    assert_true(fabs(s.kl - kl) < 1e-6);
+    assert_int_equal(s.agreed, 1);
+    assert_int_equal(s.positions, 2);
+}
+
+/* A budget that holds everything is full attention, bit for bit; a small one is not. Both in one run. */
+static void test_whole_budget_is_full_attention(void **state)
+{
+    (void)state;
+    struct world *w = world_make(2);
+    const struct choice all = {CONTEXT, 4, 16}, few = {40, 4, 16};
+    struct lane *lanes[] = {lane_create(w->engine.config, w->chooser, &all, CONTEXT),
+                            lane_create(w->engine.config, w->chooser, &few, CONTEXT)};
+    struct forced_text text = {w->tokens, CONTEXT, 300, 350}; /* not at a page's begin */
+    struct forced_sums sums[2] = {0};
+    struct err err = {0};
+    assert_int_equal(forced_run(&w->engine, &text, lanes, 2, sums, &err), 0);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(sums[i].positions, 50);
+        assert_true(sums[i].loss_full > 0);
+    }
+    assert_true(sums[0].loss_full == sums[0].loss_sparse && sums[0].kl == 0);
+    assert_int_equal(sums[0].agreed, 50);
+    assert_true(sums[1].kl > 1e-6 && sums[1].loss_full != sums[1].loss_sparse);
+    engine_interrupted = 1;
+    assert_int_equal(forced_run(&w->engine, &text, lanes, 2, sums, &err), -ECANCELED);
+    engine_interrupted = 0;
+    lane_free(&lanes[0]);
+    lane_free(&lanes[1]);
+    world_free(&w);
+}
+
+static void test_streams_go_on_by_themselves(void **state)
+{
+    (void)state;
+    struct world *w = world_make(1);
+    const struct choice all = {CONTEXT, 4, 16}, few = {40, 4, 16};
+    struct chooser *second = make_chooser(w, false);
+    struct decode_stream streams[3] = {
+        {.sampling = sampler_params_default()},
+        {.lane = lane_create(w->engine.config, w->chooser, &all, CONTEXT),
+         .sampling = sampler_params_default()},
+        {.lane = lane_create(w->engine.config, second, &few, CONTEXT), .sampling = sampler_params_default()}};
+    struct decode d = {.prompt = w->tokens, .prompt_count = 200, .tokens = 60};
+    struct err err = {0};
+    for (int again = 0; again < 2; again++) {
+        assert_int_equal(decode_run(&w->engine, &d, streams, 3, &err), 0);
+        for (int i = 0; i < 3; i++)
+            assert_int_equal(streams[i].out.count, 60);
+        assert_memory_equal(streams[0].out.ids, streams[1].out.ids, 60 * sizeof(uint32_t));
+    }
+    assert_memory_not_equal(streams[0].out.ids, streams[2].out.ids, 60 * sizeof(uint32_t));
+    for (int i = 0; i < 3; i++) {
+        lane_free(&streams[i].lane);
+        token_buf_free(&streams[i].out);
+    }
+    chooser_free(&second);
+    world_free(&w);
+}
+
+/* ---- tasks and texts ----------------------------------------------------------------------------------- */
+
+/* The right answer is in the text, and scores; another item's does not. */
+static void check_task(enum task_kind kind)
+{
+    struct task a, b, other, longer;
+    char said[TASK_ANSWERS_MAX * TASK_WORD_BYTES + 64] = "It is ";
+    task_make(kind, 7, 3, 50, &a);
+    task_make(kind, 7, 3, 50, &b);
+    task_make(kind, 7, 4, 50, &other);
+    task_make(kind, 7, 3, 90, &longer);
+    assert_int_equal(a.text.bytes, b.text.bytes);
+    assert_memory_equal(a.text.text, b.text.text, a.text.bytes);
+    assert_memory_equal(a.answers, b.answers, sizeof a.answers);
+    assert_true(longer.text.bytes > a.text.bytes);
+    assert_true(a.text.bytes != other.text.bytes || memcmp(a.text.text, other.text.text, a.text.bytes) != 0);
+    for (uint32_t i = 0; i < a.answer_count; i++) {
+        size_t n = strlen(said);
+        snprintf(said + n, sizeof said - n, "%s\n", a.answers[i]);
+        if (kind != TASK_PASSAGES)
+            assert_non_null(memmem(a.text.text, a.text.bytes, a.answers[i], strlen(a.answers[i])));
+    }
+    assert_true(task_score(kind, &a, said, strlen(said)) == 1);
+    assert_true(task_score(kind, &a, "I do not know 1", 15) == 0);
+    assert_true(task_score(kind, &a, "", 0) == 0);
+    if (kind != TASK_COPY && kind != TASK_PASSAGES) {
+        char wrong[64];
+        snprintf(wrong, sizeof wrong, "1%s", a.answers[0]);
+        assert_true(task_score(kind, &a, wrong, strlen(wrong)) == 0);
+    }
+    task_free(&a);
+    task_free(&b);
+    task_free(&other);
+    task_free(&longer);
+}
+
+static void test_tasks_are_repeatable(void **state)
+{
+    (void)state;
+    for (uint32_t kind = 0; kind < TASK_COUNT; kind++) {
+        enum task_kind found;
+        check_task((enum task_kind)kind);
+        const char *name = task_name((enum task_kind)kind);
+        assert_int_equal(task_by_name(name, strlen(name), &found), 0);
+        assert_int_equal(found, kind);
+    }
+    enum task_kind none;
+    assert_int_equal(task_by_name("nee", 3, &none), -ENOENT);
+}
+
+static void test_passages_are_counted(void **state)
+{
+    (void)state;
+    struct task t;
+    task_make(TASK_PASSAGES, 1, 0, 80, &t);
+    /* Count the different ones in the text itself. */
+    char *text = mem_alloc(t.text.bytes + 1, 1);
+    memcpy(text, t.text.text, t.text.bytes);
+    const char *passages[32];
+    uint32_t count = 0, different = 0;
+    for (char *at = text; (at = strstr(at, "Passage ")); count++) {
+        assert_true(count < 32);
+        at = strchr(at, ':') + 1;
+        passages[count] = at;
+        at = strstr(at, "\n\n");
+        *at++ = 0;
+        bool seen = false;
+        for (uint32_t i = 0; i < count; i++)
+            seen |= !strcmp(passages[i], passages[count]);
+        different += !seen;
+    }
+    assert_int_equal(count, 11);
+    assert_true(different > 1 && different < count);
+    assert_int_equal(different, (int)strtol(t.answers[0], NULL, 10));
+    mem_free(&text);
+    task_free(&t);
+}
+
+static void test_lists_score_by_their_order(void **state)
+{
+    (void)state;
+    struct task t = {.answers = {"apple 1", "table 2", "river 3", "candle 4"}, .answer_count = 4};
+    assert_true(task_score(TASK_COPY, &t, "apple 1, table 2, candle 4", 26) == 0.75);
+    assert_true(task_score(TASK_COPY, &t, "candle 4, apple 1", 17) == 0.25);
+    assert_true(task_score(TASK_COPY, &t, "pineapple 1 apple 10", 20) == 0);
+}
+
+static void test_distinct_ngrams(void **state)
+{
+    (void)state;
+    const uint32_t ids[] = {1, 2, 1, 2, 1, 3};
+    assert_true(generate_distinct(ids, 6, 1) == 3.0 / 6);
+    assert_true(generate_distinct(ids, 6, 2) == 3.0 / 5); /* 12 21 12 21 13 */
+    assert_true(generate_distinct(ids, 6, 3) == 3.0 / 4); /* 121 212 121 213 */
+    assert_true(isnan(generate_distinct(ids, 2, 3)));
+}
+
+/* ---- options ------------------------------------------------------------------------------------------- */
+
+static int parse(struct eval_options *o, struct err *err, const char *const *words, int count)
+{
+    char *argv[24] = {(char[]){"eval"}};
+    assert_true(count < 23);
+    for (int i = 0; i < count; i++)
+        argv[i + 1] = (char *)(uintptr_t)words[i];
+    *err = (struct err){0};
+    return eval_options_parse(count + 1, argv, o, err);
+}
+#define PARSE(...)                                      \
+    parse(&o, &err, (const char *const[]){__VA_ARGS__}, \
+          sizeof(const char *const[]){__VA_ARGS__} / sizeof(char *))
+
+static void test_options(void **state)
+{
+    (void)state;
+    struct eval_options o;
+    struct err err;
+    assert_int_equal(PARSE("-m", "x", "-f", "a", "-f", "b", "-H", "bootstrap", "-H", "h", "--budget",
+                           "512,1024", "--tasks", "copy,needle", "--context", "8192"),
+                     0);
+    assert_int_equal(o.files.count, 2);
+    assert_string_equal(o.files.at[1], "b");
+    assert_int_equal(o.heads.count, 2);
+    assert_int_equal(o.budgets.count, 2);
+    assert_int_equal(o.budgets.at[1], 1024);
+    assert_int_equal(o.task_count, 2);
+    assert_int_equal(o.tasks[0], TASK_COPY);
+    assert_int_equal(PARSE("-f", "a", "b", "-H", "h", "-m", "x", "--file=c", "d"), 0);
+    assert_int_equal(o.files.count, 4);
+    assert_string_equal(o.files.at[3], "d");
+    assert_int_equal(o.heads.count, 1);
+    assert_int_equal(PARSE("-f", "a", "-m", "x", "b"), -EINVAL);
+    assert_non_null(strstr(err.text, "'b'"));
+    assert_int_equal(PARSE("-m", "x", "--tasks", "all"), 0);
+    assert_int_equal(o.task_count, TASK_COUNT);
+    assert_int_equal(PARSE("-m", "x"), -EINVAL);
+    assert_int_equal(PARSE("-f", "x"), -EINVAL);
+    assert_int_equal(PARSE("-m", "x", "-f", "a", "--budget", "512,"), -EINVAL);
+    assert_int_equal(PARSE("-m", "x", "-f", "a", "--budget", "64"), -EINVAL); /* no room beside the window */
+    assert_non_null(strstr(err.text, "--budget"));
+    assert_int_equal(PARSE("-m", "x", "--tasks", "needle,none"), -EINVAL);
+    assert_non_null(strstr(err.text, "--tasks"));
+    assert_int_equal(PARSE("-m", "x", "-f", "a", "--plot", "p", "--no-mass"), -EINVAL);
+    assert_int_equal(PARSE("--help"), 1);
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sets_are_exact),
+        cmocka_unit_test(test_sets_are_the_retrievers),
+        cmocka_unit_test(test_looks_are_the_models_weights),
+        cmocka_unit_test(test_oracles_are_the_best_of_all_sets),
+        cmocka_unit_test(test_p10_is_the_tenth_part),
+        cmocka_unit_test(test_overlap_and_loading_are_counted),
+        cmocka_unit_test(test_distances_are_exact),
+        cmocka_unit_test(test_whole_budget_is_full_attention),
+        cmocka_unit_test(test_streams_go_on_by_themselves),
+        cmocka_unit_test(test_tasks_are_repeatable),
+        cmocka_unit_test(test_passages_are_counted),
+        cmocka_unit_test(test_lists_score_by_their_order),
+        cmocka_unit_test(test_distinct_ngrams),
+        cmocka_unit_test(test_options),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

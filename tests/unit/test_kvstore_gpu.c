@@ -1,0 +1,247 @@
+/* What only the GPU form has, with a stream that can be held up: who waits for it and who does not, flags behind
+ * the work, a decoder that dies with work queued, an arena of several chunks, lists longer than the buffers. */
+#include "tests/unit/kvstore_fake_sets.h"
+
+#include <fcntl.h>
+#include <stdatomic.h>
+
+#include "link/segment.h"
+
+static const struct fake_open SPARSE = {
+    .prompt = 200, .capacity = 500, .budget = 96, .sinks = 4, .window = 16};
+
+static atomic_bool open_gate;
+
+static void pass_gate(void *arg)
+{
+    (void)arg;
+    int64_t deadline = clock_now_ns() + FAKE_PATIENCE;
+    while (!atomic_load(&open_gate) && clock_now_ns() < deadline)
+        sched_yield();
+}
+
+static void take_a_while(void *arg)
+{
+    (void)arg;
+    for (int64_t until = clock_now_ns() + 30 * CLOCK_MS; clock_now_ns() < until;)
+        sched_yield();
+}
+
+/* What is queued from now on waits, for the gate or for a while. */
+static void hold_stream(void (*call)(void *))
+{
+    atomic_store(&open_gate, false);
+    device_gpu_queued(fake_gpu, fake_gpu->api->host_call(fake_gpu->stream, call, NULL));
+}
+
+static void write_tokens(struct fake *f, const struct fake_sequence *s, uint32_t count)
+{
+    for (uint32_t p = s->next; p < s->next + count; p++)
+        for (uint32_t l = 0; l < f->layout.layers; l++)
+            for (uint32_t h = 0; h < f->layout.row_heads; h++) {
+                struct fake_piece piece = fake_piece(s->id, l, h, p);
+                memcpy(fake_page_piece(f, s, l, h, p), &piece, sizeof piece);
+            }
+}
+
+/* The planner goes on to the next step while the stream has not even begun with the one before. */
+static void test_planner_waits_for_no_stream(void **state)
+{
+    (void)state;
+    struct planner_options options = fake_options();
+    struct fake *f = fake_create(&options, 31);
+    struct fake_sequence *s = &f->sequences[0];
+    fake_open(f, s, 1, &SPARSE);
+    const struct arena_sequence *record = f->planner->sequences[s->index].record;
+    struct fake_step step = {.kind = STEP_DENSE, .entries = 1, .sequence = {s}, .count = {100}};
+    assert_int_equal(device_gpu_wait_all(fake_gpu), 0);
+    hold_stream(pass_gate);
+    fake_post(f, &step);
+    assert_true(fake_up(f, FLAG_TABLES_LATE));
+    for (uint32_t run = 0; run < f->h->runs; run++)
+        assert_false(fake_up(f, FLAG_ROWS_READY + run));
+    write_tokens(f, s, 100);
+    fake_raise(f, FLAG_KV_WRITTEN);
+    assert_false(fake_up(f, FLAG_COMMITTED));
+    fake_raise(f, FLAG_STEP_CONSUMED);
+    s->next += 100;
+    f->step++;
+    fake_post(f, &step);
+    assert_true(fake_up(f, FLAG_TABLES_LATE));
+    assert_int_equal(record->committed, 0);
+    assert_false(flag_reached(control_flag_at(f->h, FLAG_COMMITTED), f->step - 1));
+    assert_false(flag_reached(control_flag_at(f->h, FLAG_ROWS_READY), f->step - 1));
+    atomic_store(&open_gate, true);
+    for (uint32_t run = 0; run < f->h->runs; run++)
+        assert_true(fake_comes(f, FLAG_ROWS_READY + run));
+    planner_advance(f->planner); /* the stream raised them behind the write-back */
+    assert_true(flag_reached(control_flag_at(f->h, FLAG_COMMITTED), f->step - 1));
+    assert_int_equal(record->committed, 100);
+    fake_check_host(f, s, 0, 100);
+    write_tokens(f, s, 100);
+    fake_end_step(f, &step);
+    assert_int_equal(record->committed, 200);
+    fake_free(f);
+}
+
+/* With a stream that is done the host raises the flags, in the call that plans the step. */
+static void test_host_raises_when_idle(void **state)
+{
+    (void)state;
+    struct planner_options options = fake_options();
+    struct fake *f = fake_create(&options, 32);
+    struct fake_sequence *s = &f->sequences[0];
+    fake_open(f, s, 1, &SPARSE);
+    fake_prefill(f, s);
+    assert_int_equal(device_gpu_wait_all(fake_gpu), 0);
+    struct fake_step step = {.kind = STEP_DENSE, .entries = 1, .sequence = {s}, .count = {1}};
+    fake_post(f, &step);
+    for (uint32_t run = 0; run < f->h->runs; run++)
+        assert_true(fake_up(f, FLAG_ROWS_READY + run));
+    assert_false(planner_busy(f->planner));
+    write_tokens(f, s, 1);
+    fake_end_step(f, &step);
+    fake_free(f);
+}
+
+/* Gathers and flags of a step are queued when its decoder dies: they end, the flags stay aborted, and what is
+ * handed out again is not written by what was queued before. */
+static void test_decoder_dies_with_work_queued(void **state)
+{
+    (void)state;
+    struct planner_options options = fake_options();
+    struct fake *f = fake_create(&options, 33);
+    planner_force(f->planner, 0);
+    struct fake_sequence *s = &f->sequences[0];
+    fake_open(f, s, 1, &SPARSE);
+    fake_prefill(f, s);
+    for (uint32_t death = 0; death < 5; death++) {
+        for (uint32_t i = 0; i < 10; i++) {
+            struct fake_step good = {.selection = SELECTION_CURRENT, .entries = 1, .sequence = {s}};
+            fake_sparse(f, &good);
+        }
+        struct segment old;
+        struct err err = {0};
+        int fd = fcntl(f->planner->control.fd, F_DUPFD_CLOEXEC, 0);
+        assert_int_equal(segment_map(fd, 0, &old, &err), 0);
+        struct fake_step step = {
+            .kind = STEP_SPARSE, .selection = SELECTION_CURRENT, .entries = 1, .sequence = {s}, .count = {1}};
+        hold_stream(take_a_while);
+        fake_post(f, &step);
+        fake_select(f, &step, 0);
+        assert_true(fake_up(f, FLAG_TABLES_LATE));
+        if (death % 2)
+            fake_raise(f, FLAG_KV_WRITTEN);
+        planner_detach(f->planner, 1000);
+        struct control_header *header = old.at;
+        for (unsigned flag = 0; flag < FLAG_COUNT; flag++)
+            assert_true(flag_aborted(control_flag_at(header, flag), f->step + 1) ||
+                        flag_aborted(control_flag_at(header, flag), 0));
+        segment_close(&old);
+        assert_int_equal(f->planner->device.free_count, f->planner->device.slabs);
+        fake_attach(f);
+        planner_force(f->planner, (int32_t)(death % 3));
+        struct msg_resumed resumed;
+        assert_int_equal(planner_resume(f->planner, 1, &resumed, &err), 0);
+        uint32_t *ids = (uint32_t *)(uintptr_t)resumed.tokens.at;
+        mem_free(&ids);
+        s->next = resumed.committed - death % 2; /* that one was written back without having been computed */
+        if (death % 2) {
+            assert_int_equal(planner_close(f->planner, 1, 1), 0);
+            fake_open(f, s, 1, &SPARSE);
+            fake_prefill(f, s);
+        }
+        s->has = false;
+    }
+    fake_check_host(f, s, 0, s->next);
+    fake_free(f);
+}
+
+static void test_arena_of_chunks(void **state)
+{
+    (void)state;
+    fake_piece_bytes = 1024; /* 1.7 MB a block: chunks end within blocks */
+    struct planner_options options = fake_options();
+    options.host_bytes = 256u << 20;
+    options.device_bytes = 200u << 20;
+    struct fake *f = fake_create(&options, 34);
+    planner_force(f->planner, 1);
+    for (uint32_t n = 0; n < 4; n++) {
+        struct fake_open open = SPARSE;
+        open.prompt = 850;
+        open.capacity = 1000;
+        open.token_seed = n;
+        fake_open(f, &f->sequences[n], 1 + n, &open);
+        fake_prefill(f, &f->sequences[n]);
+    }
+    for (uint32_t i = 0; i < 10; i++) {
+        struct fake_step step = {.selection = SELECTION_CURRENT, .entries = 4};
+        for (uint32_t n = 0; n < 4; n++)
+            step.sequence[n] = &f->sequences[n];
+        fake_sparse(f, &step);
+    }
+    uint32_t present = f->planner->blocks.present;
+    assert_true(fake_gpu->registered_bytes >= 2 * BLOCKS_CHUNK_BYTES);
+    assert_true(present * f->planner->blocks.block_bytes > BLOCKS_CHUNK_BYTES);
+    while (planner_idle(f->planner, clock_now_ns())) /* registers ahead what has been populated */
+        continue;
+    assert_int_equal(f->planner->blocks.present, present);
+    for (uint32_t n = 0; n < 4; n++)
+        fake_check_host(f, &f->sequences[n], 0, f->sequences[n].next);
+    fake_free(f);
+    fake_piece_bytes = sizeof(struct fake_piece);
+}
+
+/* Far more places than the buffers have: each is used again only after the stream has passed it. */
+static void test_pinned_memory_goes_round(void **state)
+{
+    (void)state;
+    enum { WORDS = 1 << 16, ROUNDS = 200 };
+    uint64_t bytes = 0;
+    void *to = NULL;
+    struct err err = {0};
+    assert_int_equal(device_gpu_alloc(fake_gpu, WORDS * 4ull * ROUNDS, &bytes, &to, &err), 0);
+    uint32_t *out = to;
+    for (uint32_t round = 0; round < ROUNDS; round++) {
+        void *device;
+        uint32_t *host = device_gpu_take(fake_gpu, WORDS * 4ull, &device);
+        assert_non_null(host);
+        for (uint32_t i = 0; i < WORDS; i++)
+            host[i] = round * WORDS + i;
+        device_gpu_queued(fake_gpu, fake_gpu->api->copy(out + (size_t)round * WORDS, device, WORDS * 4ull,
+                                                        fake_gpu->stream));
+    }
+    void *device;
+    uint64_t *wide = device_gpu_take(fake_gpu, 5ull << 20, &device); /* longer than a buffer */
+    assert_non_null(wide);
+    memset(wide, 1, 5ull << 20);
+    assert_int_equal(device_gpu_wait_all(fake_gpu), 0);
+    for (uint32_t i = 0; i < WORDS * ROUNDS; i++)
+        if (out[i] != i)
+            fail_msg("word %u: found %u", i, out[i]);
+    device_gpu_free(fake_gpu, WORDS * 4ull * ROUNDS, &bytes, to);
+    assert_int_equal(bytes, 0);
+}
+
+static void test_odd_pieces_are_refused(void **state)
+{
+    (void)state;
+    fake_piece_bytes = 24;
+    struct planner_options options = fake_options();
+    struct kv_layout layout = fake_layout();
+    struct planner *p = NULL;
+    struct err err = {0};
+    assert_int_equal(planner_create(&p, &options, &layout, NULL, &err), -EINVAL);
+    assert_non_null(strstr(err.text, "found pieces of 24 bytes, expected a multiple of 16"));
+    fake_piece_bytes = sizeof(struct fake_piece);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_planner_waits_for_no_stream),   cmocka_unit_test(test_host_raises_when_idle),
+        cmocka_unit_test(test_decoder_dies_with_work_queued), cmocka_unit_test(test_arena_of_chunks),
+        cmocka_unit_test(test_pinned_memory_goes_round),      cmocka_unit_test(test_odd_pieces_are_refused),
+    };
+    return cmocka_run_group_tests(tests, fake_gpu_setup, fake_gpu_teardown);
+}
