@@ -162,6 +162,8 @@ static void print_head(const struct head *head)
     printf("\n");
     printf("heads            %" PRIu32 " query, %" PRIu32 " key, %" PRIu32 " dimensions\n", c->q_heads,
            c->kv_heads, c->head_dim);
+    if (c->features == HEAD_FEATURES_CONTEXT)
+        printf("context          %" PRIu32 " views of the last %" PRIu32 " tokens\n", c->views, c->taps);
     printf("rope             %s\n", rope);
     printf("trained context  %" PRIu32 "\n", c->trained_context);
     printf("pool             %s\n", head_pool_name(c->pool));

@@ -54,7 +54,7 @@ static const struct option_entry table[] = {
      .text = "budgets grow where the head gives their positions less than this share; 0: never"},
     {.name = "max-budget", .kind = OPTION_UINT, AT(max_budget), .argument = "N", .initial = "0", .least = 0,
      .most = LIMIT_CONTEXT, .group = ATTENTION,
-     .text = "with --min-mass: what they grow to, then resident layers attend all; 0: two budgets"},
+     .text = "with --min-mass: the most they grow to; 0: two budgets"},
     {.name = "budget-top-p", .kind = OPTION_FLOAT, AT(budget_top_p), .argument = "P", .initial = "0",
      .least = 0, .most = 1, .group = ATTENTION,
      .text = "only as many positions of the budget as make this share; 0: all"},

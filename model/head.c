@@ -147,6 +147,9 @@ static int read_tensors(struct head *h, struct err *err)
         struct head_group *group = &h->groups[g];
         if (!group->norm.data)
             group->norm = h->norm;
+        if (group->taps.data && group->taps.type != DTYPE_F32)
+            return head_refuse(h->path, err, -ENOTSUP,
+                               "tensor groups.%" PRIu32 ".taps.weight: type: expected F32", g);
         if (!group->q_norm.data != !group->k_norm.data)
             rc = head_refuse(h->path, err, -EBADMSG,
                              "tensor groups.%" PRIu32
@@ -206,6 +209,8 @@ static struct hash128 make_fingerprint(const struct head *h)
         hash = chain_tensor(chain_tensor(chain_tensor(hash, &group->norm), &group->q), &group->k);
         if (group->q_norm.data)
             hash = chain_tensor(chain_tensor(hash, &group->q_norm), &group->k_norm);
+        if (group->taps.data)
+            hash = chain_tensor(hash, &group->taps);
     }
     if (c->calibration.count) /* it decides how long lists are where that goes by mass */
         hash = hash_chain(hash, &c->calibration, sizeof c->calibration);
@@ -213,7 +218,9 @@ static struct hash128 make_fingerprint(const struct head *h)
         hash = hash_chain(hash, r->freq_factors, h->freqs.bytes);
     if (c->embedding == HEAD_EMBEDDING_OWN)
         hash = chain_tensor(hash, &h->shared.embedding);
-    if (c->features == HEAD_FEATURES_NONE)
+    if (c->features == HEAD_FEATURES_CONTEXT)
+        hash = hash_chain(hash_chain(hash, &c->views, sizeof c->views), &c->taps, sizeof c->taps);
+    if (c->features != HEAD_FEATURES_TARGET)
         return hash;
     hash = hash_chain(hash, c->feature_layers, c->feature_layer_count * sizeof *c->feature_layers);
     hash = chain_tensor(chain_tensor(hash, &h->shared.fc), &h->shared.feature_norm);

@@ -6,13 +6,17 @@
  * (fingerprints, 32 hex digits), embedding model|own (by reference: the model file's matrix, or
  * embedding.weight), vocab, hidden, q_heads, kv_heads, head_dim, layers, groups, group_first_layer
  * ("0,30": groups + 1 numbers), rms_eps, rope_base, rope_dims, rope_pairs adjacent|halves, rope_scaling
- * none|linear|yarn, rope_factor, rope_original_context, trained_context, features none|target, pool
+ * none|linear|yarn, rope_factor, rope_original_context, trained_context, features none|target|context, pool
  * max|mean; with features target: feature_layers ("2,16,29": the features of a token are the hidden states
- * that enter these layers of the model, one after another), feature_hidden (their width); optional:
+ * that enter these layers of the model, one after another), feature_hidden (their width); with features
+ * context: views (1 to 16), taps (1 to 64), not both 1; optional:
  * rope_beta_fast, rope_beta_slow, rope_attn_factor, calibration (see calibration.h), source (free text).
  * Other keys are ignored. Tensors: norm.weight F32 [hidden]; groups.G.q.weight [q_heads *
  * head_dim][inputs], groups.G.k.weight [kv_heads * head_dim][inputs] in F32, F16 or BF16, where inputs is
  * hidden, with features target 2 * hidden: norm of the embedding first, norm of the features behind it.
+ * With features context inputs is views * hidden: weighted sums of the normed embeddings of the token and
+ * the taps - 1 before it (none before the sequence's first), one behind the other, by
+ * groups.G.taps.weight F32 [views][taps], the token's own weight first.
  * embedding.weight [vocab][hidden] if own. With features target: features.fc.weight
  * [hidden][feature_layers * feature_hidden], features.norm.weight F32 [hidden]: g = fc of the features of
  * the position before, its norm is the projections' second half. Optional: groups.G.norm.weight F32
@@ -32,12 +36,14 @@
 #include "model/model.h"
 
 #define HEAD_GROUPS_MAX         16u
+#define HEAD_VIEWS_MAX          16u
+#define HEAD_TAPS_MAX           64u
 #define HEAD_FEATURE_LAYERS_MAX 8u
 #define HEAD_CONTEXT_MAX        (1u << 30)
 #define HEAD_SOURCE_BYTES       256
 
 enum head_pool { HEAD_POOL_MAX, HEAD_POOL_MEAN }; /* of the softmax weights of a group's query heads */
-enum head_features { HEAD_FEATURES_NONE, HEAD_FEATURES_TARGET };
+enum head_features { HEAD_FEATURES_NONE, HEAD_FEATURES_TARGET, HEAD_FEATURES_CONTEXT };
 enum head_embedding { HEAD_EMBEDDING_MODEL, HEAD_EMBEDDING_OWN };
 
 struct head_config {
@@ -54,6 +60,7 @@ struct head_config {
     enum head_features features;
     /* With features target: hidden states that enter these layers, `feature_hidden` wide; else zero. */
     uint32_t feature_layers[HEAD_FEATURE_LAYERS_MAX], feature_layer_count, feature_hidden;
+    uint32_t views, taps;           /* with features context; else zero */
     struct calibration calibration; /* of the mass that the head gives its selections; may be none */
     char source[HEAD_SOURCE_BYTES]; /* what made the head; may be empty */
 };
@@ -65,6 +72,7 @@ struct head_group {
     struct model_tensor k;      /* [kv_heads * head_dim][inputs] */
     struct model_tensor q_norm; /* F32 [head_dim], of each head before the rotation; or .data NULL */
     struct model_tensor k_norm; /* F32 [head_dim]; or .data NULL */
+    struct model_tensor taps;   /* F32 [views][taps]; or .data NULL */
 };
 
 /* What all groups share; .data NULL where the head has none. */
@@ -89,7 +97,7 @@ const struct head_group *head_groups(const struct head *head); /* [config.groups
 const struct head_shared *head_shared(const struct head *head);
 const char *head_path(const struct head *head);
 const char *head_pool_name(enum head_pool pool);             /* "max", "mean" */
-const char *head_features_name(enum head_features features); /* "none", "target" */
+const char *head_features_name(enum head_features features); /* "none", "target", "context" */
 
 /* Names the head for caches and peers: all metadata that is used, and all weights. */
 struct hash128 head_fingerprint(const struct head *head);

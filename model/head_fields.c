@@ -49,10 +49,10 @@ static const struct real_field {
 };
 
 static const char *const pairs_names[] = {"adjacent", "halves", NULL};
-static const char *const scaling_names[] = {"none", "linear", "yarn", NULL}; /* enum model_rope_scaling */
-static const char *const pool_names[] = {"max", "mean", NULL};               /* enum head_pool */
-static const char *const embedding_names[] = {"model", "own", NULL};         /* enum head_embedding */
-static const char *const features_names[] = {"none", "target", NULL};        /* enum head_features */
+static const char *const scaling_names[] = {"none", "linear", "yarn", NULL};     /* enum model_rope_scaling */
+static const char *const pool_names[] = {"max", "mean", NULL};                   /* enum head_pool */
+static const char *const embedding_names[] = {"model", "own", NULL};             /* enum head_embedding */
+static const char *const features_names[] = {"none", "target", "context", NULL}; /* enum head_features */
 
 /* What the readers share. */
 struct source {
@@ -211,11 +211,31 @@ static int read_group_layers(const struct source *h, struct err *err)
     return read_list(h, "group_first_layer", count, count, h->config->group_first_layer, &count, err);
 }
 
+static int read_context(const struct source *h, struct err *err)
+{
+    const struct {
+        const char *key;
+        uint32_t most, *to;
+    } fields[] = {{"views", HEAD_VIEWS_MAX, &h->config->views}, {"taps", HEAD_TAPS_MAX, &h->config->taps}};
+    for (unsigned i = 0; i < COUNT(fields); i++) {
+        const char *text;
+        int rc = read_text(h, fields[i].key, &text, err);
+        if (rc < 0)
+            return rc;
+        if (parse_u32(text, 1, fields[i].most, fields[i].to) < 0)
+            return head_refuse(h->path, err, -EBADMSG, "%s: found \"%.60s\", expected 1 to %" PRIu32,
+                               fields[i].key, text, fields[i].most);
+    }
+    return 0;
+}
+
 static int read_features(const struct source *h, struct err *err)
 {
     struct head_config *c = h->config;
     const char *text;
     int rc;
+    if (c->features == HEAD_FEATURES_CONTEXT)
+        return read_context(h, err);
     if (c->features == HEAD_FEATURES_NONE)
         return 0;
     if ((rc = read_list(h, "feature_layers", 1, HEAD_FEATURE_LAYERS_MAX, c->feature_layers,
@@ -269,6 +289,11 @@ static int check_relations(const char *path, const struct head_config *c, struct
                                "feature_layers: found %" PRIu32 " at place %" PRIu32
                                ", expected ascending numbers up to %" PRIu32,
                                c->feature_layers[i], i, c->layers);
+    bool context = c->features == HEAD_FEATURES_CONTEXT;
+    if (context && (c->views < 1 || c->views > HEAD_VIEWS_MAX || c->taps < 1 || c->taps > HEAD_TAPS_MAX))
+        return head_refuse(path, err, -EBADMSG,
+                           "views, taps: found %" PRIu32 ", %" PRIu32 ", expected 1 to %u, 1 to %u", c->views,
+                           c->taps, HEAD_VIEWS_MAX, HEAD_TAPS_MAX);
     int rc = calibration_check(&c->calibration, err);
     if (rc < 0)
         return err_prefix(err, rc, "%.200s: calibration", path);
@@ -373,6 +398,10 @@ void head_fields_put(struct head_metadata *m, const struct head_config *c)
     if (c->features == HEAD_FEATURES_TARGET) {
         put_list(m, "feature_layers", c->feature_layers, c->feature_layer_count);
         put_format(m, "feature_hidden", "%" PRIu32, c->feature_hidden);
+    }
+    if (c->features == HEAD_FEATURES_CONTEXT) {
+        put_format(m, "views", "%" PRIu32, c->views);
+        put_format(m, "taps", "%" PRIu32, c->taps);
     }
     if (*c->source)
         put_text(m, "source", c->source);

@@ -8,7 +8,7 @@
 #include "model/safetensors.h"
 
 enum {
-    HEAD_GROUP_TENSORS = 5,
+    HEAD_GROUP_TENSORS = 6,
     HEAD_TENSORS_MAX = HEAD_GROUP_TENSORS * HEAD_GROUPS_MAX + 6,
     HEAD_NAME_BYTES = 40,
     HEAD_VALUE_BYTES = 320,

@@ -43,7 +43,11 @@ uint32_t head_tensors(const struct head_config *c, struct model_tensor *norm, st
                       struct head_tensor ret[HEAD_TENSORS_MAX])
 {
     bool target = c->features == HEAD_FEATURES_TARGET;
-    uint32_t count = 0, inputs = c->hidden * (target ? 2 : 1),
+    bool context = c->features == HEAD_FEATURES_CONTEXT;
+    uint32_t count = 0,
+             inputs = c->hidden * (target    ? 2
+                                   : context ? c->views
+                                             : 1),
              taps = c->feature_layer_count * c->feature_hidden;
     ret[count++] = (struct head_tensor){"norm.weight", 0, c->hidden, false, norm};
     for (uint32_t g = 0; g < c->groups; g++) {
@@ -54,8 +58,9 @@ uint32_t head_tensors(const struct head_config *c, struct model_tensor *norm, st
             {"k", c->kv_heads * c->head_dim, inputs, false, &group->k},
             {"q_norm", 0, c->head_dim, true, &group->q_norm},
             {"k_norm", 0, c->head_dim, true, &group->k_norm},
+            {"taps", c->views, c->taps, false, &group->taps},
         };
-        for (unsigned i = 0; i < HEAD_GROUP_TENSORS; i++) {
+        for (unsigned i = 0; i < (context ? HEAD_GROUP_TENSORS : HEAD_GROUP_TENSORS - 1u); i++) {
             ret[count] = parts[i];
             name_part(ret[count++].name, g, parts[i].name);
         }

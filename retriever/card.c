@@ -42,6 +42,11 @@ static int check_options(const struct card_options *o, struct err *err)
                        " query heads a KV head, expected "
                        "a multiple of 8 and at most %d",
                        head_path(o->head), h->hidden, h->q_heads / h->kv_heads, CUDA_GROUP_MAX);
+    if (h->features == HEAD_FEATURES_CONTEXT)
+        return err_set(
+            err, -ENOTSUP,
+            "%s: features on a GPU: found \"context\", expected \"none\"; use --retriever-device cpu",
+            head_path(o->head));
     if (o->context > CUDA_TOPK_MAX)
         return err_set(err, -ENOTSUP, "context on a GPU: found %" PRIu32 ", expected at most %d", o->context,
                        CUDA_TOPK_MAX);

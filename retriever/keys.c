@@ -42,6 +42,13 @@ void keys_reserve(struct keys *keys, uint32_t tokens)
     keys->chunks = chunks;
 }
 
+void keys_advance(struct keys *keys, const uint32_t *tokens, uint32_t count)
+{
+    for (uint32_t i = count > KEYS_TAIL ? count - KEYS_TAIL : 0; i < count; i++)
+        keys->tail[(keys->count + i) % KEYS_TAIL] = tokens[i];
+    keys->count += count;
+}
+
 struct key_view keys_view(const struct keys *keys, uint32_t group, uint32_t count)
 {
     CHECK(group < keys->groups && count <= (uint64_t)keys->chunks * KEYS_CHUNK_TOKENS);

@@ -8,12 +8,14 @@
 #include "compute/compute.h"
 
 #define KEYS_CHUNK_TOKENS 256u
+#define KEYS_TAIL         64u /* HEAD_TAPS_MAX */
 
 struct keys {
     uint32_t groups, kv_heads, head_dim;
-    uint32_t count;    /* positions that have keys */
-    uint32_t chunks;   /* of each group */
-    uint16_t ***chunk; /* [groups][chunks] -> [kv_head][KEYS_CHUNK_TOKENS][head_dim] f16 */
+    uint32_t count;           /* positions that have keys */
+    uint32_t chunks;          /* of each group */
+    uint32_t tail[KEYS_TAIL]; /* the last tokens: position p at p % KEYS_TAIL */
+    uint16_t ***chunk;        /* [groups][chunks] -> [kv_head][KEYS_CHUNK_TOKENS][head_dim] f16 */
 };
 
 void keys_init(struct keys *keys, uint32_t groups, uint32_t kv_heads, uint32_t head_dim);
@@ -21,6 +23,9 @@ void keys_free(struct keys *keys); /* accepts a zeroed object; leaves one */
 
 /* Makes room for `tokens` positions in all. The caller bounds `tokens`. */
 void keys_reserve(struct keys *keys, uint32_t tokens);
+
+/* Counts `count` tokens whose keys are there now. */
+void keys_advance(struct keys *keys, const uint32_t *tokens, uint32_t count);
 
 /* What the operators want, of `count` keys; count <= reserved. Void after the next keys_reserve. */
 struct key_view keys_view(const struct keys *keys, uint32_t group, uint32_t count);

@@ -8,6 +8,7 @@
 
 #include "base/alloc.h"
 #include "base/check.h"
+#include "retriever/mix.h"
 
 struct projection {
     const struct head *head;
@@ -20,6 +21,9 @@ struct projection {
     uint32_t ids[PROJECTION_TILE_TOKENS], positions[PROJECTION_TILE_TOKENS];
     float *x, *normed, *k;         /* [tile][hidden], same, [tile][kv_heads][head_dim] */
     float *query_x, *query_normed; /* [queries_max][hidden] */
+    struct mix *mix;               /* NULL: of the token alone */
+    struct mix_token tokens[PROJECTION_TILE_TOKENS];
+    float *query_mixed; /* [groups][queries_max][views * hidden], with a mix */
     uint32_t *query_positions;
     float *q; /* [groups][queries_max][q_heads][head_dim] */
 };
@@ -32,13 +36,13 @@ static struct matrix matrix_of(const struct model_tensor *t)
 int projection_check_features(const struct head *head, struct err *err)
 {
     enum head_features found = head_config(head)->features;
-    if (found == HEAD_FEATURES_NONE)
+    if (found != HEAD_FEATURES_TARGET)
         return 0;
-    return err_set(
-        err, -ENOTSUP,
-        "%s: features: found \"%s\", expected \"none\": the hidden states that it needs do not reach "
-        "the retriever",
-        head_path(head), head_features_name(found));
+    return err_set(err, -ENOTSUP,
+                   "%s: features: found \"%s\", expected \"none\" or \"context\": the hidden states that it "
+                   "needs do not reach "
+                   "the retriever",
+                   head_path(head), head_features_name(found));
 }
 
 int projection_rotation(const struct head *head, uint32_t context, struct projection_rotation *ret,
@@ -50,6 +54,12 @@ int projection_rotation(const struct head *head, uint32_t context, struct projec
         rc = err_set(err, -EINVAL, "%s: rope: found values that give no frequencies at %u positions",
                      head_path(head), context);
     return rc;
+}
+
+/* Elements of a group's query_mixed. */
+static size_t query_stride(const struct projection *f)
+{
+    return (size_t)f->queries_max * f->config->views * f->config->hidden;
 }
 
 int projection_create(const struct model *model, const struct head *head, uint32_t context,
@@ -78,6 +88,9 @@ int projection_create(const struct model *model, const struct head *head, uint32
     f->k = mem_alloc_aligned((size_t)PROJECTION_TILE_TOKENS * c->kv_heads * c->head_dim, sizeof *f->k);
     f->query_x = mem_alloc_aligned((size_t)queries_max * c->hidden, sizeof *f->query_x);
     f->query_normed = mem_alloc_aligned((size_t)queries_max * c->hidden, sizeof *f->query_normed);
+    f->mix = mix_create(head, &f->table, PROJECTION_TILE_TOKENS, compute);
+    if (f->mix)
+        f->query_mixed = mem_alloc_aligned(c->groups * query_stride(f), sizeof *f->query_mixed);
     f->query_positions = mem_alloc(queries_max, sizeof *f->query_positions);
     f->q = mem_alloc_aligned((size_t)c->groups * queries_max * c->q_heads * c->head_dim, sizeof *f->q);
     *ret_projection = f;
@@ -94,6 +107,8 @@ void projection_free(struct projection **projection)
     mem_free(&f->k);
     mem_free(&f->query_x);
     mem_free(&f->query_normed);
+    mem_free(&f->query_mixed);
+    mix_free(&f->mix);
     mem_free(&f->query_positions);
     mem_free(&f->q);
     mem_free(projection);
@@ -135,6 +150,7 @@ static uint32_t fill_tile(struct projection *f, struct cursor *c, struct stretch
         for (uint32_t i = 0; i < take; i++) {
             f->ids[n + i] = part->tokens[c->done + i];
             f->positions[n + i] = part->keys->count + c->done + i;
+            f->tokens[n + i] = (struct mix_token){&part->tokens[c->done + i], c->done + i, part->keys};
         }
         n += take;
         c->done += take;
@@ -143,7 +159,10 @@ static uint32_t fill_tile(struct projection *f, struct cursor *c, struct stretch
             c->done = 0;
         }
     }
-    compute_embed(f->compute, f->x, &f->table, f->ids, (int)n);
+    if (f->mix)
+        mix_run(f->mix, f->tokens, n);
+    else
+        compute_embed(f->compute, f->x, &f->table, f->ids, (int)n);
     *ret_count = count;
     return n;
 }
@@ -154,8 +173,11 @@ static void append_tile(struct projection *f, const struct stretch *stretches, u
     for (uint32_t g = 0; g < c->groups; g++) {
         const struct head_group *group = &head_groups(f->head)[g];
         struct matrix wk = matrix_of(&group->k);
-        compute_rmsnorm(f->compute, f->normed, f->x, group->norm.data, (int)n, (int)c->hidden, c->rms_eps);
-        compute_matmul(f->compute, f->k, &wk, f->normed, NULL, (int)n);
+        const float *input = f->mix ? mix_rows(f->mix, g) : f->normed;
+        if (!f->mix)
+            compute_rmsnorm(f->compute, f->normed, f->x, group->norm.data, (int)n, (int)c->hidden,
+                            c->rms_eps);
+        compute_matmul(f->compute, f->k, &wk, input, NULL, (int)n);
         if (group->k_norm.data)
             compute_rmsnorm(f->compute, f->k, f->k, group->k_norm.data, (int)(n * c->kv_heads),
                             (int)c->head_dim, c->rms_eps);
@@ -179,9 +201,11 @@ static void make_queries(struct projection *f)
         const struct head_group *group = &head_groups(f->head)[g];
         struct matrix wq = matrix_of(&group->q);
         float *q = f->q + (size_t)g * f->queries_max * c->q_heads * c->head_dim;
-        compute_rmsnorm(f->compute, f->query_normed, f->query_x, group->norm.data, n, (int)c->hidden,
-                        c->rms_eps);
-        compute_matmul(f->compute, q, &wq, f->query_normed, NULL, n);
+        const float *input = f->mix ? f->query_mixed + g * query_stride(f) : f->query_normed;
+        if (!f->mix)
+            compute_rmsnorm(f->compute, f->query_normed, f->query_x, group->norm.data, n, (int)c->hidden,
+                            c->rms_eps);
+        compute_matmul(f->compute, q, &wq, input, NULL, n);
         if (group->q_norm.data)
             compute_rmsnorm(f->compute, q, q, group->q_norm.data, n * (int)c->q_heads, (int)c->head_dim,
                             c->rms_eps);
@@ -189,7 +213,19 @@ static void make_queries(struct projection *f)
     }
 }
 
-/* Embeddings of the last tokens of the parts that end in this tile. */
+/* What token `at` of the tile gives its query. */
+static void keep_query(struct projection *f, uint32_t number, uint32_t at)
+{
+    const struct head_config *c = f->config;
+    size_t width = (size_t)c->hidden * (f->mix ? c->views : 1);
+    if (!f->mix)
+        memcpy(f->query_x + number * width, f->x + at * width, width * sizeof *f->x);
+    for (uint32_t g = 0; f->mix && g < c->groups; g++)
+        memcpy(f->query_mixed + g * query_stride(f) + number * width, mix_rows(f->mix, g) + at * width,
+               width * sizeof *f->query_mixed);
+}
+
+/* Of the last tokens of the parts that end in this tile. */
 static void keep_queries(struct projection *f, const struct cursor *before, const struct cursor *after)
 {
     uint32_t at = 0;
@@ -200,8 +236,7 @@ static void keep_queries(struct projection *f, const struct cursor *before, cons
             continue;
         CHECK(f->query_count < f->queries_max);
         f->query_positions[f->query_count] = part->keys->count + part->count - 1;
-        memcpy(f->query_x + (size_t)f->query_count++ * f->config->hidden,
-               f->x + (size_t)(at - 1) * f->config->hidden, f->config->hidden * sizeof *f->x);
+        keep_query(f, f->query_count++, at - 1);
     }
 }
 
@@ -221,6 +256,6 @@ void projection_run(struct projection *f, const struct projection_part *parts, u
         append_tile(f, stretches, count, n);
     }
     for (uint32_t p = 0; p < part_count; p++)
-        parts[p].keys->count += parts[p].count;
+        keys_advance(parts[p].keys, parts[p].tokens, parts[p].count);
     make_queries(f);
 }

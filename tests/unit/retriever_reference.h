@@ -22,20 +22,39 @@ static inline double ref_frequency(uint32_t j, uint32_t dims, double original, d
     return f / factor * ramp + f * (1 - ramp);
 }
 
-/* Projects a token with the rows of w, rotates it for `position`. */
-static inline void ref_project(const struct rig *r, uint32_t group, const float *w, uint32_t rows,
-                               uint32_t token, uint32_t position, double factor, double *out)
+/* What the projections read at `position`: the token's normed embedding, or the views' sums. x [views * hidden]. */
+static inline void ref_input(const struct rig *r, uint32_t group, const uint32_t *tokens, uint32_t position,
+                             double *x)
 {
     const struct head_config *c = head_config(r->head);
-    const float *x = (const float *)model_token_embedding(r->model)->data + (size_t)token * RIG_HIDDEN;
-    double square = 0, m = factor == 1 ? 1 : 0.1 * log(factor) + 1;
-    for (uint32_t i = 0; i < RIG_HIDDEN; i++)
-        square += (double)x[i] * (double)x[i];
-    double scale = 1 / sqrt(square / RIG_HIDDEN + (double)c->rms_eps);
+    bool context = c->features == HEAD_FEATURES_CONTEXT;
+    memset(x, 0, (size_t)r->views * RIG_HIDDEN * sizeof *x);
+    for (uint32_t lag = 0; lag < (context ? c->taps : 1) && lag <= position; lag++) {
+        const float *e = (const float *)model_token_embedding(r->model)->data +
+                         (size_t)tokens[position - lag] * RIG_HIDDEN;
+        double square = 0;
+        for (uint32_t i = 0; i < RIG_HIDDEN; i++)
+            square += (double)e[i] * (double)e[i];
+        double scale = 1 / sqrt(square / RIG_HIDDEN + (double)c->rms_eps);
+        for (uint32_t v = 0; v < r->views; v++)
+            for (uint32_t i = 0; i < RIG_HIDDEN; i++)
+                x[v * RIG_HIDDEN + i] += (double)e[i] * scale * (double)r->norm[group][i] *
+                                         (context ? (double)r->taps[group][v * c->taps + lag] : 1);
+    }
+}
+
+/* Projects the token at `position` with the rows of w, rotates it. */
+static inline void ref_project(const struct rig *r, uint32_t group, const float *w, uint32_t rows,
+                               const uint32_t *tokens, uint32_t position, double factor, double *out)
+{
+    const struct head_config *c = head_config(r->head);
+    double x[RIG_VIEWS_MAX * RIG_HIDDEN], m = factor == 1 ? 1 : 0.1 * log(factor) + 1;
+    uint32_t width = r->views * RIG_HIDDEN;
+    ref_input(r, group, tokens, position, x);
     for (uint32_t row = 0; row < rows; row++) {
         out[row] = 0;
-        for (uint32_t i = 0; i < RIG_HIDDEN; i++)
-            out[row] += (double)w[row * RIG_HIDDEN + i] * (double)x[i] * scale * (double)r->norm[group][i];
+        for (uint32_t i = 0; i < width; i++)
+            out[row] += (double)w[row * width + i] * x[i];
     }
     for (uint32_t h = 0; h < rows / RIG_HEAD_DIM; h++)
         for (uint32_t j = 0; j < c->rope.dims / 2; j++) {
@@ -53,9 +72,9 @@ static inline void ref_weights(const struct rig *r, uint32_t group, enum head_po
                                const uint32_t *tokens, uint32_t n, double *weights)
 {
     double *k = mem_alloc((size_t)n * RIG_KV_ROWS, sizeof *k), *w = mem_alloc(n, sizeof *w), q[RIG_Q_ROWS];
-    ref_project(r, group, r->q[group], RIG_Q_ROWS, tokens[n - 1], n - 1, factor, q);
+    ref_project(r, group, r->q[group], RIG_Q_ROWS, tokens, n - 1, factor, q);
     for (uint32_t p = 0; p < n; p++) {
-        ref_project(r, group, r->k[group], RIG_KV_ROWS, tokens[p], p, factor, k + (size_t)p * RIG_KV_ROWS);
+        ref_project(r, group, r->k[group], RIG_KV_ROWS, tokens, p, factor, k + (size_t)p * RIG_KV_ROWS);
         for (uint32_t i = 0; i < RIG_KV_ROWS; i++) /* as the cache keeps it */
             k[p * RIG_KV_ROWS + i] =
                 (double)dtype_f16_to_f32(dtype_f32_to_f16((float)k[p * RIG_KV_ROWS + i]));

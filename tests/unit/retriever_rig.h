@@ -36,7 +36,9 @@ enum {
 enum {
     RIG_Q_ROWS = RIG_Q_HEADS * RIG_HEAD_DIM,
     RIG_KV_ROWS = RIG_KV_HEADS * RIG_HEAD_DIM,
-    RIG_GROUPS_MAX = 2
+    RIG_GROUPS_MAX = 2,
+    RIG_VIEWS_MAX = 3,
+    RIG_TAPS_MAX = 5
 };
 
 struct rig {
@@ -44,11 +46,15 @@ struct rig {
     struct model *model;
     struct head *head;
     float norm[RIG_GROUPS_MAX][RIG_HIDDEN], head_norm[RIG_HEAD_DIM];
-    float q[RIG_GROUPS_MAX][RIG_Q_ROWS * RIG_HIDDEN], k[RIG_GROUPS_MAX][RIG_KV_ROWS * RIG_HIDDEN];
+    uint32_t views;
+    float q[RIG_GROUPS_MAX][RIG_Q_ROWS * RIG_VIEWS_MAX * RIG_HIDDEN]; /* rows of views * RIG_HIDDEN */
+    float k[RIG_GROUPS_MAX][RIG_KV_ROWS * RIG_VIEWS_MAX * RIG_HIDDEN];
+    float taps[RIG_GROUPS_MAX][RIG_VIEWS_MAX * RIG_TAPS_MAX]; /* [views][taps] */
 };
 
 struct rig_options {
     uint32_t groups, trained_context, rope_dims;
+    uint32_t views, taps; /* 0: no context */
     float rms_eps;
     bool halves;
     bool head_norms;         /* of queries and keys */
@@ -59,18 +65,20 @@ struct rig_options {
 
 static inline void rig_fill(struct rig *r, const struct rig_options *o)
 {
-    uint32_t seed = 11;
+    uint32_t seed = 11, taps_seed = 12, width = r->views * RIG_HIDDEN;
     for (uint32_t i = 0; i < RIG_HEAD_DIM; i++)
         r->head_norm[i] = 1 + (float)(i % 5) / 8;
     for (uint32_t g = 0; g < RIG_GROUPS_MAX; g++) {
         for (uint32_t i = 0; i < RIG_HIDDEN; i++)
             r->norm[g][i] = o->projection ? 1 : 1 + 0.3f * tiny_uniform(&seed);
-        for (uint32_t i = 0; i < RIG_Q_ROWS * RIG_HIDDEN; i++)
-            r->q[g][i] = o->projection ? o->projection(g, 'q', i / RIG_HIDDEN, i % RIG_HIDDEN)
-                                       : 0.6f * tiny_uniform(&seed);
-        for (uint32_t i = 0; i < RIG_KV_ROWS * RIG_HIDDEN; i++)
-            r->k[g][i] = o->projection ? o->projection(g, 'k', i / RIG_HIDDEN, i % RIG_HIDDEN)
-                                       : 0.6f * tiny_uniform(&seed);
+        for (uint32_t i = 0; i < RIG_Q_ROWS * width; i++)
+            r->q[g][i] =
+                o->projection ? o->projection(g, 'q', i / width, i % width) : 0.6f * tiny_uniform(&seed);
+        for (uint32_t i = 0; i < RIG_KV_ROWS * width; i++)
+            r->k[g][i] =
+                o->projection ? o->projection(g, 'k', i / width, i % width) : 0.6f * tiny_uniform(&seed);
+        for (uint32_t i = 0; i < RIG_VIEWS_MAX * RIG_TAPS_MAX; i++)
+            r->taps[g][i] = tiny_uniform(&taps_seed);
     }
 }
 
@@ -96,6 +104,7 @@ static inline struct rig *rig_make(const struct rig_options *o)
     tiny_model_write(&tiny, r->model_path);
     if (model_open(r->model_path, &r->model, &err) < 0)
         fail_msg("%s", err.text);
+    r->views = o->views ? o->views : 1;
     rig_fill(r, o);
     struct head_config c = {.model = model_fingerprint(r->model),
                             .tokenizer = model_tokenizer_fingerprint(r->model),
@@ -105,6 +114,9 @@ static inline struct rig *rig_make(const struct rig_options *o)
                             .kv_heads = RIG_KV_HEADS,
                             .head_dim = RIG_HEAD_DIM,
                             .layers = RIG_LAYERS,
+                            .features = o->views ? HEAD_FEATURES_CONTEXT : HEAD_FEATURES_NONE,
+                            .views = o->views,
+                            .taps = o->taps,
                             .groups = o->groups,
                             .rms_eps = o->rms_eps,
                             .rope = {.base = 10000,
@@ -121,10 +133,13 @@ static inline struct rig *rig_make(const struct rig_options *o)
     for (uint32_t g = 0; g < o->groups; g++) {
         c.group_first_layer[g + 1] = g + 1 == o->groups ? RIG_LAYERS : g + 1;
         groups[g] = (struct head_group){{DTYPE_F32, 1, RIG_HIDDEN, r->norm[g], 0},
-                                        {DTYPE_F32, RIG_Q_ROWS, RIG_HIDDEN, r->q[g], 0},
-                                        {DTYPE_F32, RIG_KV_ROWS, RIG_HIDDEN, r->k[g], 0},
+                                        {DTYPE_F32, RIG_Q_ROWS, r->views * RIG_HIDDEN, r->q[g], 0},
+                                        {DTYPE_F32, RIG_KV_ROWS, r->views * RIG_HIDDEN, r->k[g], 0},
+                                        {0},
                                         {0},
                                         {0}};
+        if (o->views)
+            groups[g].taps = (struct model_tensor){DTYPE_F32, o->views, o->taps, r->taps[g], 0};
         if (o->head_norms)
             groups[g].q_norm = groups[g].k_norm =
                 (struct model_tensor){DTYPE_F32, 1, RIG_HEAD_DIM, r->head_norm, 0};

@@ -155,6 +155,29 @@ static void sets_are_those_of_the_reference(void **state)
     }
 }
 
+/* Views of the tokens before: at the sequence's begin, across tiles, with one view, with more. */
+static void a_head_with_context_reads_the_tokens_before(void **state)
+{
+    (void)state;
+    static const struct shape shape = {64, 4, 16};
+    static const uint32_t lengths[] = {1, 2, 4, 5, 6, 22, 255, 256, 257, 258, 700};
+    static const struct {
+        uint32_t views, taps;
+    } kinds[] = {{1, 5}, {2, 1}, {2, 3}, {3, 5}};
+    for (unsigned k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+        struct rig_options o = plain;
+        o.views = kinds[k].views;
+        o.taps = kinds[k].taps;
+        struct rig *r = rig_make(&o);
+        uint32_t differ = 0;
+        for (unsigned j = 0; j < sizeof lengths / sizeof *lengths; j++)
+            differ += check_sets(r, (struct rig_selector){.context = 1000}, &shape, RIG_VOCAB, lengths[j], 1,
+                                 false);
+        assert_in_range(differ, 0, 6); /* of about 1500 that were chosen */
+        rig_free(&r);
+    }
+}
+
 static void a_stretched_head_rotates_by_yarn(void **state)
 {
     (void)state;
@@ -371,10 +394,9 @@ static void must_be_same(const struct selector_result *a, uint32_t i, const stru
         assert_memory_equal(a->positions + a->first[i], b->positions + b->first[j], bytes);
 }
 
-static void company_chunks_and_threads_change_nothing(void **state)
+static void check_company(const struct rig_options *o)
 {
-    (void)state;
-    struct rig *r = rig_make(&plain);
+    struct rig *r = rig_make(o);
     struct selector_result first = {0}, other = {0};
     run_many(r, 1, 256, MANY, &first);
     static const uint32_t chunks[] = {1, 7, 256, 300, 800};
@@ -400,6 +422,16 @@ static void company_chunks_and_threads_change_nothing(void **state)
     selector_result_free(&first);
     selector_result_free(&other);
     rig_free(&r);
+}
+
+static void company_chunks_and_threads_change_nothing(void **state)
+{
+    (void)state;
+    struct rig_options context = plain;
+    context.views = 3;
+    context.taps = 5;
+    check_company(&plain);
+    check_company(&context);
 }
 
 /* ---- refusals ---- */
@@ -593,6 +625,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equal_weights_go_to_the_lower_position),
         cmocka_unit_test(sets_are_those_of_the_reference),
+        cmocka_unit_test(a_head_with_context_reads_the_tokens_before),
         cmocka_unit_test(a_stretched_head_rotates_by_yarn),
         cmocka_unit_test(a_large_budget_selects_all),
         cmocka_unit_test(differences_add_up_to_the_set),

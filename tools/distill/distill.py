@@ -243,7 +243,7 @@ def options():
     a.add_argument("--steady", type=float, default=0.05)
     a.add_argument("--eval-each", type=int, default=4, help="held-out stretches of a kind of text")
     a.add_argument("--eval-pairs", type=int, default=EVAL_PAIRS, help="adjacent pairs of queries in each")
-    a.add_argument("--eval-every", type=int, default=600, help="steps")
+    a.add_argument("--eval-every", type=int, default=1000, help="steps")
     a.add_argument("--seed", type=int, default=1)
     a.add_argument("--no-chat", action="store_true", help="no stretch opens as a chat does")
     a.add_argument("--resume", help="a state.pt")

@@ -38,16 +38,15 @@ class Inputs:
         self.count = len(embedded)
         x = embedded * torch.rsqrt(embedded.square().mean(-1, keepdim=True) + eps)
         padded = torch.cat((x.new_zeros(taps - 1, x.shape[1]), x))
-        self.delayed = torch.stack([padded[taps - 1 - i:taps - 1 - i + self.count] for i in range(taps)])
+        delayed = [padded[taps - 1 - i:taps - 1 - i + self.count] for i in range(taps)]
+        self.delayed = torch.stack(delayed, 1)  # [n][taps][hidden]
 
     def views(self, mix):
-        """mix [..., taps] -> [..., n, hidden]."""
-        n, hidden = self.delayed.shape[1:]
-        taps = mix.shape[-1]
-        if taps == 1:
-            return mix[..., None] * self.delayed[0]
-        flat = mix.reshape(-1, taps) @ self.delayed[:taps].reshape(taps, -1)
-        return flat.view(*mix.shape[:-1], n, hidden)
+        """mix [groups][views][taps] -> [groups][n][views * hidden]. A product for each token: so the gradient of mix
+        is a sum of small products, not one of millions of terms."""
+        groups, views, taps = mix.shape
+        mix = mix.reshape(1, groups * views, taps).expand(self.count, -1, -1)
+        return torch.bmm(mix, self.delayed[:, :taps]).view(self.count, groups, -1).transpose(0, 1)
 
 
 class Head(torch.nn.Module):
@@ -95,10 +94,10 @@ class Head(torch.nn.Module):
         """Log weights [groups][kv_heads][m][n] of positions for queries [m]; FAR where future [m][n]."""
         n, m = inputs.count, len(queries)
         cos, sin = angles(torch.arange(n, device=queries.device), self.rope_dims, self.base)
-        x = inputs.views(self.mix)  # [groups][views][n][hidden]
+        x = inputs.views(self.mix)
         flat = lambda w: (w * self.norm[:, None, None, :]).flatten(2).transpose(1, 2)
-        k = x.transpose(1, 2).flatten(2) @ flat(self.k)
-        q = x[:, :, queries].transpose(1, 2).flatten(2) @ flat(self.q)
+        k = x @ flat(self.k)
+        q = x[:, queries] @ flat(self.q)
         k = k.view(self.groups, n, self.kv_heads, self.head_dim).transpose(1, 2)
         q = q.view(self.groups, m, self.q_heads, self.head_dim).transpose(1, 2) * self.head_dim ** -0.5
         k, q = rotate(k, cos, sin), rotate(q, cos[queries], sin[queries])

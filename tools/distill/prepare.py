@@ -4,7 +4,7 @@
 Usage: prepare.py -m MODEL -s SPECONTEXT -o TOKENS.npz [--cap N] ROOT
 
 ROOT is a folder into which the packages were unpacked:
-    apt-get download linux-doc-6.1 r-cran-janeaustenr postgresql-doc-15 python3.11-doc vim-doc perl-doc
+    apt-get download linux-doc-6.1 r-cran-janeaustenr postgresql-doc-15 python3.11-doc vim-runtime perl-doc
     for f in *.deb; do dpkg -x $f ROOT; done
 and the library sources of Python 3.11 are read where Debian installs them. TOKENS.npz holds: tokens uint16, all
 documents one after another; starts int64 [documents + 1]; names; held [documents], true for documents that are

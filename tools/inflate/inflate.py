@@ -14,7 +14,7 @@ fingerprints that `PROGRAM inspect -m FOLDER --json` gives. numpy alone; one thr
 
 tests/vectors/inflated, checked by tests/unit/test_arch.c:
     tools/reference_model.py folder llama-gqa SMALL
-    tools/inflate/inflate.py -m SMALL -o tests/vectors/inflated --layers 3 --hidden 80 --q-heads 6 --kv-heads 3 \
+    tools/inflate/inflate.py -m SMALL -o tests/vectors/inflated --layers 3 --hidden 84 --q-heads 6 --kv-heads 3 \
         --head-dim 32 --ffn 160 --vocab 144 --context 256
 """
 import argparse

@@ -71,7 +71,7 @@ class Pairs:
         self.cos, self.sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
         self.small, self.large = small, large
 
-    def embed(self, rng, w, gain, shape=None):
+    def embed(self, rng, w, gain):
         """w [d][h], row j and row j + d/2 a pair."""
         a, b = np.split(w, 2)
         c, s = self.cos[:, None], self.sin[:, None]
@@ -106,13 +106,13 @@ class Inflation:
         return self.Q @ (w * self.scale)
 
     def queries_keys(self, rng, q, k, chosen, turns):
-        """Small q [q_heads * d][h], k [kv_heads * d][h] -> rows of the large heads, still reading the small stream.
+        """Small q [q_heads * d][n], k [kv_heads * d][n] -> rows of the large heads, still reading what they read.
         chosen [KV][slots]; turns: Pairs of each KV head. Scores are divided by sqrt(D) instead of sqrt(d)."""
         s, t = self.s, self.t
-        d, h = s.head_dim, s.hidden
-        q = q.reshape(s.kv_heads, -1, d, h) * np.sqrt(t.head_dim / d, dtype=np.float32)
-        k = k.reshape(s.kv_heads, d, h)
-        large_q = [p.embed(rng, q[kv, n], 1 / p.gain) for p, kv, row in zip(turns, self.heads.kv, chosen) for n in row]
+        d, n = s.head_dim, q.shape[-1]
+        q = q.reshape(s.kv_heads, -1, d, n) * np.sqrt(t.head_dim / d, dtype=np.float32)
+        k = k.reshape(s.kv_heads, d, n)
+        large_q = [p.embed(rng, q[kv, i], 1 / p.gain) for p, kv, row in zip(turns, self.heads.kv, chosen) for i in row]
         large_k = [p.embed(rng, k[kv], p.gain) for p, kv in zip(turns, self.heads.kv)]
         return np.concatenate(large_q), np.concatenate(large_k)
 
