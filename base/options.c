@@ -147,13 +147,26 @@ static const struct option_entry *find(const struct option_entry *table, const c
     return find_name(table, word + 2, equals ? (size_t)(equals - word - 2) : strlen(word + 2));
 }
 
+static int refuse(const struct option_entry *o, const char *argument, struct err *err)
+{
+    char expected[128];
+    describe(o, expected, sizeof expected);
+    return err_set(err, -EINVAL, "--%s: found '%s', expected %s", o->name, argument, expected);
+}
+
 int options_parse(const struct option_entry *table, int argc, char **argv, void *values, struct err *err)
 {
     for (const struct option_entry *o = table; o->name; o++)
         if (o->initial)
             CHECK(!parse_value(o, o->initial, values));
+    const struct option_entry *texts = NULL; /* the option that further words belong to */
     for (int i = 1; i < argc; i++) {
         const char *argument;
+        if (texts && argv[i][0] != '-') {
+            if (parse_value(texts, argv[i], values))
+                return refuse(texts, argv[i], err);
+            continue;
+        }
         if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h"))
             return 1;
         const struct option_entry *o = find(table, argv[i], &argument);
@@ -166,11 +179,9 @@ int options_parse(const struct option_entry *table, int argc, char **argv, void 
             argument = argv[++i];
         if (o->kind != OPTION_FLAG && !argument)
             return err_set(err, -EINVAL, "--%s: its argument %s is missing", o->name, o->argument);
-        if (parse_value(o, argument, values)) {
-            char expected[128];
-            describe(o, expected, sizeof expected);
-            return err_set(err, -EINVAL, "--%s: found '%s', expected %s", o->name, argument, expected);
-        }
+        if (parse_value(o, argument, values))
+            return refuse(o, argument, err);
+        texts = o->kind == OPTION_TEXTS ? o : NULL;
     }
     return 0;
 }

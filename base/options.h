@@ -12,7 +12,7 @@
 
 enum option_kind {
     OPTION_TEXT,   /* const char *: any argument */
-    OPTION_TEXTS,  /* struct option_texts: any argument; each occurrence adds one */
+    OPTION_TEXTS,  /* struct option_texts: any argument; each occurrence adds one, and so do the words behind it */
     OPTION_UINT,   /* uint32_t, or an int when `most` fits it */
     OPTION_INT64,  /* int64_t */
     OPTION_FLOAT,  /* float; finite */

@@ -3,6 +3,7 @@
  *
  *   bench_compute [--quick] [--threads N] [--isa auto|reference|avx2|avx512] [--activations f32|q8]
  *
+ * Products of every type of weights, with both kinds of activations, have a table of their own.
  * Every figure is the best of several repeats, since other work on the machine only ever adds time. */
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -44,11 +45,11 @@ static float *random_floats(size_t count)
 }
 
 /* Seconds of the fastest of the repeats, each of `times` calls. */
-static double best_of(const struct bench *b, int times, void (*call)(void *arg), void *arg)
+static double best_of_repeats(int repeats, int times, void (*call)(void *arg), void *arg)
 {
     double best = INFINITY;
     call(arg);
-    for (int r = 0; r < b->repeats; r++) {
+    for (int r = 0; r < repeats; r++) {
         int64_t start = clock_now_ns();
         for (int i = 0; i < times; i++)
             call(arg);
@@ -56,6 +57,11 @@ static double best_of(const struct bench *b, int times, void (*call)(void *arg),
         best = seconds < best ? seconds : best;
     }
     return best;
+}
+
+static double best_of(const struct bench *b, int times, void (*call)(void *arg), void *arg)
+{
+    return best_of_repeats(b->repeats, times, call, arg);
 }
 
 enum { STREAM_BYTES = 256 << 20, SLICES = 256, SECTION = 8 }; /* slices of one timed read or copy */
@@ -214,11 +220,13 @@ static struct matrix make_matrix(enum dtype type, uint32_t rows, uint32_t cols)
     uint16_t half = dtype_f32_to_f16(0.01f);
     for (size_t i = 0; i + 8 <= bytes; i += 8) {
         rng_state = rng_state * 6364136223846793005u + 1442695040888963407u;
-        uint64_t bits = rng_state & 0x3f3f3f3f3f3f3f3fu; /* no NaN and nothing huge in any type */
+        uint64_t bits = rng_state & 0x3f3f3f3f3f3f3f3fu; /* no NaN and nothing huge in any type, */
+        bits |= dtype_info(type)->block_len == 1 ? 0x2020202020202020u : 0; /* and nothing subnormal */
         memcpy(data + i, &bits, sizeof bits);
     }
+    size_t at = type == DTYPE_Q2_K ? 80 : type == DTYPE_Q3_K ? 108 : type == DTYPE_Q6_K ? 208 : 0;
     for (size_t i = 0; dtype_info(type)->block_len > 1 && i < bytes; i += block)
-        memcpy(data + i, &half, sizeof half);
+        memcpy(data + i + at, &half, sizeof half);
     return (struct matrix){type, rows, cols, data};
 }
 
@@ -227,11 +235,12 @@ static double time_product(const struct bench *b, enum dtype type, uint32_t rows
     size_t bytes = dtype_row_bytes(type, cols) * rows;
     struct weights p = {.c = b->c, .n = n, .x = random_floats((size_t)n * cols)};
     p.out = mem_alloc((size_t)n * rows, sizeof *p.out);
-    p.matrices = n == 1 ? (int)((size_t)(96 << 20) / bytes) + 1 : 1;
+    p.matrices = n == 1 ? (int)((size_t)(b->quick ? 24 << 20 : 96 << 20) / bytes) + 1 : 1;
     p.w = mem_alloc((size_t)p.matrices, sizeof *p.w);
     for (int i = 0; i < p.matrices; i++)
         p.w[i] = make_matrix(type, rows, cols);
-    double seconds = best_of(b, n == 1 ? p.matrices : 1, multiply, &p);
+    /* Call by call: a long stretch measures what else the machine does. */
+    double seconds = best_of_repeats(b->repeats * (n == 1 ? p.matrices : n < 32 ? 8 : 4), 1, multiply, &p);
     for (int i = 0; i < p.matrices; i++) {
         void *data = (void *)(uintptr_t)p.w[i].data;
         mem_free(&data);
@@ -242,11 +251,36 @@ static double time_product(const struct bench *b, enum dtype type, uint32_t rows
     return seconds;
 }
 
+/* Every type at a shape that superblocks divide. What the file's bytes pass at, as a share of what a read
+ * alone reaches; GFLOP/s for 8 tokens and for many. */
+static void bench_types(const struct bench *b, struct compute *const by_activations[2])
+{
+    static const enum dtype types[] = {DTYPE_F32,  DTYPE_F16,  DTYPE_BF16, DTYPE_Q8_0,  DTYPE_Q4_0,
+                                       DTYPE_Q4_1, DTYPE_Q5_0, DTYPE_Q5_1, DTYPE_Q2_K,  DTYPE_Q3_K,
+                                       DTYPE_Q4_K, DTYPE_Q5_K, DTYPE_Q6_K, DTYPE_IQ4_NL};
+    enum { ROWS = 768, COLS = 1536, FEW = 8, MANY = 96 };
+    printf("\nproducts, %d x %d: decode, GB/s of weights (%% of a read); n=%d and n=%d, GFLOP/s\n", ROWS,
+           COLS, FEW, MANY);
+    printf("type    float32 activations              int8 activations\n");
+    for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
+        double bytes = (double)dtype_row_bytes(types[t], COLS) * ROWS, flops = 2.0 * ROWS * COLS;
+        printf("%-7s", dtype_info(types[t])->name);
+        for (int i = 0; i < 2; i++) {
+            struct bench mine = *b;
+            mine.c = by_activations[i];
+            double gbs = bytes / time_product(&mine, types[t], ROWS, COLS, 1) * 1e-9;
+            printf(" %5.1f (%3.0f%%) %5.0f %5.0f       ", gbs, 100 * gbs / b->read_gbs,
+                   flops * FEW / time_product(&mine, types[t], ROWS, COLS, FEW) * 1e-9,
+                   flops * MANY / time_product(&mine, types[t], ROWS, COLS, MANY) * 1e-9);
+        }
+        printf("\n");
+    }
+}
+
+/* The model's own shapes. */
 static void bench_matmul(const struct bench *b)
 {
-    static const enum dtype types[] = {DTYPE_F32,    DTYPE_F16,  DTYPE_BF16, DTYPE_Q8_0,
-                                       DTYPE_Q4_0,   DTYPE_Q4_1, DTYPE_Q5_0, DTYPE_Q5_1,
-                                       DTYPE_IQ4_NL, DTYPE_Q4_K, DTYPE_Q6_K};
+    static const enum dtype types[] = {DTYPE_F32, DTYPE_F16, DTYPE_Q8_0, DTYPE_Q4_0, DTYPE_Q4_1};
     printf("product         decode, GB/s of weights (us)       n=8, GFLOP/s   prefill n=%d, GFLOP/s (%% of "
            "peak)\n",
            b->quick ? 64 : 256);
@@ -254,8 +288,6 @@ static void bench_matmul(const struct bench *b)
            VOCAB, HIDDEN, FFN, HIDDEN, FFN, HIDDEN, HIDDEN, FFN);
     for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
         static const uint32_t rows[] = {HIDDEN, FFN, VOCAB};
-        if (HIDDEN % dtype_info(types[t])->block_len)
-            continue;
         printf("%-5s", dtype_info(types[t])->name);
         for (int i = 0; i < 3; i++) {
             double s = time_product(b, types[t], rows[i], HIDDEN, 1);
@@ -324,7 +356,7 @@ static double time_attention(const struct bench *b, uint32_t context, uint32_t e
     }
     a.q = random_floats((size_t)n * Q_HEADS * HEAD_DIM);
     a.out = mem_alloc((size_t)n * Q_HEADS * HEAD_DIM, sizeof *a.out);
-    double seconds = best_of(b, n == 1 ? LAYERS : 1, attend, &a);
+    double seconds = best_of_repeats(b->repeats * (n == 1 ? LAYERS : 1), 1, attend, &a);
     mem_free(&memory);
     mem_free(&positions);
     mem_free(&a.at);
@@ -393,7 +425,7 @@ static void bench_retrieval(const struct bench *b)
         r.weights = mem_alloc((size_t)counts[i] * KV_HEADS, sizeof *r.weights);
         r.index = mem_alloc(2048, sizeof *r.index);
         r.scratch = mem_alloc(counts[i], sizeof *r.scratch);
-        double s = best_of(b, 4, retrieve, &r);
+        double s = best_of_repeats(4 * b->repeats, 1, retrieve, &r);
         printf("  %6u keys: weights %8.1f us (%5.1f GB/s of keys)", counts[i], s * 1e6,
                (double)halves * 2 / s * 1e-9);
         double flat = best_of(b, 8, pick, &r);
@@ -421,15 +453,23 @@ int main(int argc, char **argv)
     if (!bench_options_parse(argc, argv, &options, &code))
         return code;
     struct bench b = {.quick = options.quick, .repeats = options.quick ? 3 : 7};
+    struct compute *by_activations[2];
     struct err err;
-    if (compute_create_with(&options.compute, &b.c, &err) < 0) {
-        fprintf(stderr, "%s\n", err.text);
-        return 1;
+    for (int i = 0; i < 2; i++) {
+        struct compute_options chosen = options.compute;
+        chosen.activations = i ? COMPUTE_ACTIVATIONS_Q8 : COMPUTE_ACTIVATIONS_F32;
+        if (compute_create_with(&chosen, &by_activations[i], &err) < 0) {
+            fprintf(stderr, "%s\n", err.text);
+            return 1;
+        }
     }
+    b.c = by_activations[options.compute.activations == COMPUTE_ACTIVATIONS_Q8];
     measure_machine(&b);
     bench_matmul(&b);
+    bench_types(&b, by_activations);
     bench_attention(&b);
     bench_retrieval(&b);
-    compute_free(&b.c);
+    for (int i = 0; i < 2; i++)
+        compute_free(&by_activations[i]);
     return 0;
 }

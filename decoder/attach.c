@@ -46,7 +46,7 @@ static int map_control(struct attach *a, int *fd, const struct kv_layout *layout
     return r;
 }
 
-static int take_fds(struct attach *a, int *fds, const struct kv_layout *layout, uint64_t epoch,
+static int take_fds(struct attach *a, int *fds, const struct kv_layout *layout, uint64_t epoch, int on_gpu,
                     struct err *err)
 {
     int r = map_control(a, &fds[FD_CONTROL], layout, err);
@@ -57,10 +57,14 @@ static int take_fds(struct attach *a, int *fds, const struct kv_layout *layout, 
         return err_set(err, -EPROTO,
                        "kvstore: control segment: found decoder epoch %016llx, expected %016llx",
                        (unsigned long long)h->decoder_epoch, (unsigned long long)epoch);
-    r = segment_map(fds[FD_DEVICE], h->device_bytes, &a->device, err);
+    if (h->device_form != (on_gpu ? CONTROL_DEVICE_CUDA : CONTROL_DEVICE_MEMFD))
+        return err_set(err, -EPROTO, "kvstore: control segment: found device memory of form %u",
+                       h->device_form);
+    r = on_gpu ? 0 : segment_map(fds[FD_DEVICE], h->device_bytes, &a->device, err);
     if (r < 0)
         return err_prefix(err, r, "kvstore: device memory");
-    fds[FD_DEVICE] = -1;
+    if (!on_gpu)
+        fds[FD_DEVICE] = -1;
     a->store_epoch = h->store_epoch;
     a->store_bell = fds[FD_STORE_BELL];
     a->decoder_bell = fds[FD_DECODER_BELL];
@@ -68,20 +72,37 @@ static int take_fds(struct attach *a, int *fds, const struct kv_layout *layout, 
     return 0;
 }
 
-int attach_take(struct attach *a, const struct kv_layout *layout, uint64_t epoch, struct err *err)
+/* Descriptors that came, by name; without device memory's they begin with the control segment's. */
+static int sort_fds(const struct fdpass_frame *frame, int on_gpu, int *fds, struct err *err)
+{
+    uint32_t expected = on_gpu ? FD_COUNT - 1 : FD_COUNT;
+    if (frame->kind == FDPASS_DECODER && frame->fds == (uint32_t)(on_gpu ? FD_COUNT : FD_COUNT - 1))
+        return err_set(err, -EPROTO, "kvstore: found its device memory on %s, expected it on %s",
+                       on_gpu ? "the CPU" : "a GPU", on_gpu ? "our GPU" : "the CPU");
+    if (frame->kind != FDPASS_DECODER || frame->fds != expected)
+        return err_set(err, -EPROTO,
+                       "kvstore: found frame kind %u with %u descriptors, expected kind %d with %u",
+                       frame->kind, frame->fds, FDPASS_DECODER, expected);
+    if (on_gpu) {
+        memmove(fds + FD_CONTROL, fds, expected * sizeof *fds);
+        fds[FD_DEVICE] = -1;
+    }
+    return 0;
+}
+
+int attach_take(struct attach *a, const struct kv_layout *layout, uint64_t epoch, int on_gpu, struct err *err)
 {
     struct fdpass_frame frame;
     int fds[FDPASS_FDS_MAX];
+    _Static_assert(FDPASS_FDS_MAX >= FD_COUNT, "room for all");
+    memset(fds, 0xff, sizeof fds);
     int r = fdpass_recv(a->connection, clock_now_ns() + CLOCK_S, &frame, fds, err);
     if (r < 0)
         return err_prefix(err, r, "kvstore");
-    if (frame.kind != FDPASS_DECODER || frame.fds != FD_COUNT)
-        r = err_set(err, -EPROTO,
-                    "kvstore: found frame kind %u with %u descriptors, expected kind %d with %d", frame.kind,
-                    frame.fds, FDPASS_DECODER, FD_COUNT);
-    else
-        r = take_fds(a, fds, layout, epoch, err);
-    for (uint32_t i = 0; i < frame.fds && i < FDPASS_FDS_MAX; i++)
+    r = sort_fds(&frame, on_gpu, fds, err);
+    if (r == 0)
+        r = take_fds(a, fds, layout, epoch, on_gpu, err);
+    for (uint32_t i = 0; i < FDPASS_FDS_MAX; i++)
         if (fds[i] >= 0)
             close(fds[i]);
     return r;

@@ -28,7 +28,12 @@ struct device {
     struct mailbox *orders, *posts;
     pthread_t thread;
     uint8_t *eos;
+    struct stepper_attachment attachment; /* written before ORDER_ATTACH */
+    uint64_t head;
     struct pass *pass;
+    struct gpu_device *gpu; /* instead of the pass */
+    struct weights_gpu *weights;
+    struct pass_gpu *pass_gpu;
     struct stepper *stepper;
     struct scheduler *scheduler;
     struct backlog *backlog, **backlog_end;
@@ -86,21 +91,36 @@ static void emit(void *arg, enum scheduler_target target, const struct msg *msg)
     put_post(arg, post);
 }
 
-static void post_fatal(struct device *d, const struct err *err)
+static void post_text(struct device *d, enum post_kind kind, const char *text)
 {
     struct post *post = mem_alloc(1, sizeof *post);
-    post->kind = POST_FATAL;
-    snprintf(post->text, sizeof post->text, "%s", err->text);
+    post->kind = kind;
+    snprintf(post->text, sizeof post->text, "%s", text);
     put_post(d, post);
+}
+
+static void gpu_figures(struct device *d, struct device_figures *f)
+{
+    gpu_device_figures(d->gpu, &f->gpu);
+    stepper_gpu_figures(d->stepper, &f->gpu_steps);
+    f->on_gpu = true;
+    f->activation_bytes = f->gpu.bytes[GPU_DEVICE_ACTIVATIONS];
+    f->times = f->gpu_steps.times.compute;
+    snprintf(f->backend, sizeof f->backend, "%s", f->gpu.info.name);
 }
 
 static void publish_figures(struct device *d)
 {
-    struct device_figures f = {.activation_bytes = pass_bytes(d->pass)};
+    struct device_figures f = {0};
     scheduler_figures(d->scheduler, &f.requests);
     f.steps = *stepper_times(d->stepper);
-    f.times = *pass_times(d->pass);
-    snprintf(f.backend, sizeof f.backend, "%s", pass_backend(d->pass));
+    if (d->gpu) {
+        gpu_figures(d, &f);
+    } else {
+        f.activation_bytes = pass_bytes(d->pass);
+        f.times = *pass_times(d->pass);
+        snprintf(f.backend, sizeof f.backend, "%s", pass_backend(d->pass));
+    }
     pthread_mutex_lock(&d->mutex);
     d->figures = f;
     pthread_mutex_unlock(&d->mutex);
@@ -128,14 +148,54 @@ static uint8_t *collect_eos(const struct model *model)
     return eos;
 }
 
-static int prepare(struct device *d, struct err *err)
+/* Opens the device and makes what needs no store. */
+static int load(struct device *d, struct err *err)
 {
-    int r = pass_create(d->options.model, &d->options.pass, &d->pass, err);
+    const struct device_options *o = &d->options;
+    int on_gpu = gpu_named(o->device);
+    int r = on_gpu ? gpu_device_open(o->device, &d->gpu, err) : 0;
     if (r < 0)
         return r;
-    const struct stepper_attachment *at = &d->options.attachment;
-    d->eos = collect_eos(d->options.model);
-    d->stepper = stepper_create(at, d->pass);
+    post_text(d, POST_OPENED, on_gpu ? d->gpu->api->info(d->gpu->gpu)->uuid : "cpu");
+    d->eos = collect_eos(o->model);
+    return on_gpu ? weights_gpu_create(d->gpu, o->model, o->pass.threads, &d->stop, &d->weights, err)
+                  : pass_create(o->model, &o->pass, &d->pass, err);
+}
+
+/* 0: attached, or to end. */
+static int wait_attach(struct device *d)
+{
+    bool attached = false;
+    while (!d->stop && !attached) {
+        struct order *order = mailbox_wait(d->orders, clock_now_ns() + CLOCK_S);
+        attached = order && order->kind == ORDER_ATTACH;
+        if (order)
+            order_free(order); /* nothing else concerns anybody yet */
+    }
+    return attached;
+}
+
+static int make_stepper(struct device *d, struct err *err)
+{
+    const struct stepper_attachment *at = &d->attachment;
+    struct pass_gpu_options options = {.tokens_max = d->options.pass.tokens_max,
+                                       .entries_max = d->options.pass.entries_max,
+                                       .list_max = at->control->list_max,
+                                       .context = d->options.context};
+    if (!d->gpu) {
+        d->stepper = stepper_create(at, d->pass);
+        return 0;
+    }
+    int r = pass_gpu_create(d->gpu, d->options.model, d->weights, &options, &d->pass_gpu, err);
+    return r < 0 ? r : stepper_create_gpu(at, d->pass_gpu, &d->stepper, err);
+}
+
+static int prepare(struct device *d, struct err *err)
+{
+    const struct stepper_attachment *at = &d->attachment;
+    int r = make_stepper(d, err);
+    if (r < 0)
+        return r;
     uint32_t sequences =
         d->options.sequences < at->control->sequences_max ? d->options.sequences : at->control->sequences_max;
     struct scheduler_options options = {.vocab = model_config(d->options.model)->vocab,
@@ -143,7 +203,7 @@ static int prepare(struct device *d, struct err *err)
                                         .list_max = at->control->list_max,
                                         .sequences = sequences,
                                         .chunk = d->options.chunk,
-                                        .head = d->options.head,
+                                        .head = d->head,
                                         .eos = d->eos,
                                         .emit = emit,
                                         .arg = d};
@@ -170,6 +230,7 @@ static int obey(struct device *d, struct order *order, struct err *err)
     case ORDER_RETRIEVER_LOST:
         return scheduler_retriever_ready(d->scheduler, order->kind == ORDER_RETRIEVER_READY, err);
     case ORDER_WAKE:
+    case ORDER_ATTACH:
         break;
     }
     return 0;
@@ -202,8 +263,11 @@ static void *device_main(void *arg)
     struct device *d = arg;
     struct err err = {0};
     prctl(PR_SET_NAME, "device");
-    int r = prepare(d, &err);
-    if (r == 0) {
+    int r = load(d, &err);
+    int attached = r == 0 && wait_attach(d);
+    if (attached)
+        r = prepare(d, &err);
+    if (attached && r == 0) {
         publish_figures(d);
         struct post *post = mem_alloc(1, sizeof *post);
         post->kind = POST_READY;
@@ -211,7 +275,7 @@ static void *device_main(void *arg)
         r = work(d, &err);
     }
     if (r < 0)
-        post_fatal(d, &err);
+        post_text(d, POST_FATAL, err.text);
     while (d->backlog && !d->stop) { /* the loop must hear of a failure, however busy it is */
         void *order = mailbox_wait(d->orders, clock_now_ns() + 10 * CLOCK_MS);
         if (order)
@@ -221,6 +285,9 @@ static void *device_main(void *arg)
     scheduler_free(&d->scheduler);
     stepper_free(&d->stepper);
     pass_free(&d->pass); /* by the thread that made it */
+    pass_gpu_free(&d->pass_gpu);
+    weights_gpu_free(&d->weights);
+    gpu_device_free(&d->gpu);
     return NULL;
 }
 
@@ -234,6 +301,15 @@ struct device *device_start(const struct device_options *options, struct mailbox
     pthread_mutex_init(&d->mutex, NULL);
     CHECK(pthread_create(&d->thread, NULL, device_main, d) == 0);
     return d;
+}
+
+void device_attach(struct device *d, const struct stepper_attachment *attachment, uint64_t head)
+{
+    d->attachment = *attachment;
+    d->head = head;
+    struct order *order = mem_alloc(1, sizeof *order);
+    order->kind = ORDER_ATTACH;
+    CHECK(mailbox_put(d->orders, order) == 0); /* nobody has ordered anything in numbers yet */
 }
 
 int device_order(struct device *d, struct order *order)

@@ -3,22 +3,24 @@
 #ifndef DECODER_DEVICE_H
 #define DECODER_DEVICE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/err.h"
 #include "base/mailbox.h"
+#include "decoder/gpu_device.h"
 #include "decoder/pass.h"
 #include "decoder/order.h"
 #include "decoder/scheduler.h"
+#include "decoder/step_gpu.h"
 #include "decoder/stepper.h"
 #include "model/model.h"
 
 struct device_options {
     const struct model *model;
+    const char *device; /* "cpu" or a GPU's name */
     struct pass_options pass;
     uint32_t context, sequences, chunk;
-    uint64_t head;                        /* fingerprint of the retrieval head */
-    struct stepper_attachment attachment; /* stays mapped until the device is freed */
 };
 
 struct device_figures { /* a copy of the state after the last turn, or step */
@@ -26,13 +28,21 @@ struct device_figures { /* a copy of the state after the last turn, or step */
     struct stepper_times steps;
     struct pass_times times;
     uint64_t activation_bytes;
-    char backend[32];
+    char backend[128];
+    bool on_gpu; /* then: */
+    struct gpu_device_figures gpu;
+    struct step_gpu_figures gpu_steps;
 };
 
 struct device;
 
-/* Starts the thread. `posts` is the loop's mailbox, borrowed. */
+/* Starts the thread, which opens the device (POST_OPENED), loads the weights and waits for device_attach; then
+ * POST_READY. `posts` is the loop's mailbox, borrowed; texts of the options too. */
 struct device *device_start(const struct device_options *options, struct mailbox *posts);
+
+/* Once: what the store handed over, which stays mapped until the device is freed, and the fingerprint of the
+ * retrieval head. */
+void device_attach(struct device *d, const struct stepper_attachment *attachment, uint64_t head);
 
 /* Ends the thread at its next step boundary (abort the flags first where it may wait) and frees all. */
 void device_free(struct device **device);

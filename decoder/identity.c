@@ -16,6 +16,7 @@ int identity_init(struct identity *id, const struct model *model, uint32_t conte
                        context, longest);
     memset(id, 0, sizeof *id);
     id->tokenizer = model_tokenizer_fingerprint(model);
+    snprintf(id->device, sizeof id->device, "cpu");
     struct kv_layout *l = &id->layout;
     l->model = model_fingerprint(model);
     l->layers = c->layers;
@@ -35,7 +36,7 @@ void identity_hello(const struct identity *id, struct msg_hello *ret)
     ret->version_min = MSG_VERSION_MIN;
     ret->pid = (uint32_t)getpid();
     snprintf(ret->build, sizeof ret->build, "%s", SPECONTEXT_VERSION);
-    snprintf(ret->device, sizeof ret->device, "cpu");
+    snprintf(ret->device, sizeof ret->device, "%s", id->device);
     ret->has_layout = id->layout.groups > 0;
     if (ret->has_layout)
         ret->layout = id->layout;

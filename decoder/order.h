@@ -13,7 +13,8 @@ enum order_kind {                  /* loop -> device */
                   ORDER_RETRIEVER, /* msg: ERROR */
                   ORDER_RETRIEVER_READY,
                   ORDER_RETRIEVER_LOST,
-                  ORDER_WAKE, /* the store rang, or the thread shall end */
+                  ORDER_WAKE,   /* the store rang, or the thread shall end */
+                  ORDER_ATTACH, /* device_attach: the store's memory is mapped */
 };
 
 struct order {
@@ -26,6 +27,7 @@ enum post_kind {                 /* device -> loop */
                  POST_CLIENT,    /* msg; msg.id: the request */
                  POST_STORE,     /* msg */
                  POST_RETRIEVER, /* msg */
+                 POST_OPENED,    /* text: "cpu", or the UUID of the GPU that was opened */
                  POST_READY,     /* weights and activations are there */
                  POST_FATAL,     /* text: why nothing can go on */
 };

@@ -144,6 +144,9 @@ static int check_heads(struct pass_gpu *f, struct err *err)
                              .kv_heads = c->kv_heads,
                              .head_dim = c->head_dim,
                              .work = f->work.at};
+    if (c->vocab > CUDA_VOCAB_MAX)
+        return err_set(err, -ENOTSUP, "model: found %u tokens, expected at most %d on a GPU", c->vocab,
+                       CUDA_VOCAB_MAX);
     if (f->api->attn(&attn, stream_of(f)) == 0 && c->hidden % 8 == 0 && c->ffn % 8 == 0)
         return 0;
     return err_set(
@@ -380,22 +383,24 @@ static int attend_spans(struct pass_gpu *f, const struct pass_gpu_batch *b, cons
     return f->api->prefill(&prefill, stream_of(f));
 }
 
+/* Queries [first, first + n); `items` as kv's, or NULL: all positions. */
 static int attend_lists(struct pass_gpu *f, const struct pass_gpu_batch *b, const struct pass_gpu_kv *kv,
-                        uint32_t first, uint32_t n)
+                        const uint32_t *items, const uint32_t range[2])
 {
     const struct model_config *c = f->config;
+    uint32_t first = range[0], n = range[1] - range[0];
     struct cuda_attn attn = {.kv = kv->view,
                              .out = (uint16_t *)f->h.at + first * f->q_dim,
                              .out_type = DTYPE_BF16,
                              .q = (const float *)f->qkv.at + first * f->qkv_dim,
                              .q_stride = f->qkv_dim,
                              .rows = b->rows + first,
-                             .counts = kv->items ? kv->counts : b->counts + first,
+                             .counts = items ? kv->counts : b->counts + first,
                              .count_stride = kv->count_stride,
-                             .items = kv->items,
+                             .items = items,
                              .item_stride = kv->item_stride,
                              .row_count = b->row_count,
-                             .list_max = kv->items ? f->options.list_max : b->count_max,
+                             .list_max = items ? f->options.list_max : b->count_max,
                              .n = n,
                              .q_heads = c->q_heads,
                              .kv_heads = c->kv_heads,
@@ -405,23 +410,29 @@ static int attend_lists(struct pass_gpu *f, const struct pass_gpu_batch *b, cons
     return f->api->attn(&attn, stream_of(f));
 }
 
-/* As many queries at a time as the workspace has parts for. */
-static int attend(struct pass_gpu *f, const struct pass_gpu_batch *b, const struct pass_gpu_kv *kv)
+/* Neighbours that attend in the same way, as many at a time as the workspace has parts for. */
+static int attend_ranges(struct pass_gpu *f, const struct pass_gpu_batch *b, const struct pass_gpu_kv *kv)
 {
     const struct model_config *c = f->config;
     int r = 0;
-    if (b->spans) {
-        r = attend_spans(f, b, kv);
-    } else {
-        uint32_t longest = kv->items ? f->options.list_max : b->count_max, most = b->n;
-        uint64_t one = f->api->attn_work_bytes(1, c->q_heads, c->head_dim, longest);
-        if (one * most > f->work.bytes)
-            most = (uint32_t)(f->work.bytes / one);
+    for (uint32_t first = 0, end; r == 0 && first < b->n; first = end) {
+        int all = !kv->items || (kv->all && kv->all[first]);
+        uint64_t one =
+            f->api->attn_work_bytes(1, c->q_heads, c->head_dim, all ? b->count_max : f->options.list_max);
+        uint64_t most = one ? f->work.bytes / one : b->n;
         if (most == 0)
             return -EINVAL;
-        for (uint32_t first = 0; r == 0 && first < b->n; first += most)
-            r = attend_lists(f, b, kv, first, b->n - first < most ? b->n - first : most);
+        for (end = first + 1; end < b->n && end - first < most; end++)
+            if (kv->items && kv->all && kv->all[end] != kv->all[first])
+                break;
+        r = attend_lists(f, b, kv, all ? NULL : kv->items, (const uint32_t[]){first, end});
     }
+    return r;
+}
+
+static int attend(struct pass_gpu *f, const struct pass_gpu_batch *b, const struct pass_gpu_kv *kv)
+{
+    int r = b->spans ? attend_spans(f, b, kv) : attend_ranges(f, b, kv);
     mark(f, PART_ATTENTION);
     return r;
 }

@@ -35,6 +35,7 @@ struct pass_gpu_kv {
     const uint32_t *items; /* lists; NULL: all positions up to each token's own */
     const uint32_t *counts;
     uint64_t item_stride, count_stride;
+    const uint8_t *all; /* host memory, [n] 1: no list for this token, but all positions; NULL: for none */
 };
 
 struct pass_gpu_source {

@@ -266,6 +266,11 @@ int places_status(const struct places *t, uint32_t entry, const char **ret_why)
     return t->verdict[entry].status;
 }
 
+int places_attends_all(const struct places *t, enum places_phase phase, uint32_t entry)
+{
+    return t->attend_all[phase][entry];
+}
+
 uint32_t places_offloaded(const struct places *t)
 {
     return t->offloaded;

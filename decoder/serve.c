@@ -41,7 +41,7 @@ struct serve {
     struct bus *bus;
     struct bus_server *server;
     struct bus_client *retriever, *store;
-    char store_path[RUNTIME_PATH_MAX], segments_path[RUNTIME_PATH_MAX];
+    char retriever_path[RUNTIME_PATH_MAX], store_path[RUNTIME_PATH_MAX], segments_path[RUNTIME_PATH_MAX];
     struct attach attach;
     struct mailbox *posts;
     struct device *device;
@@ -244,8 +244,11 @@ static void to_client(struct serve *s, struct msg *msg)
     if (done)
         log_done(r, &msg->done);
     msg->id = r->asked_id;
-    if (!r->gone && bus_reply(s->server, &r->peer, msg) < 0 && !done)
-        forget_client(s, r);
+    if (!r->gone && bus_reply(s->server, &r->peer, msg) < 0) { /* it must not wait for what it missed */
+        if (!done)
+            forget_client(s, r);
+        bus_lose_peer(s->server, &r->peer);
+    }
     if (!done)
         return;
     requests_remove(&s->requests, r);
@@ -260,8 +263,26 @@ static void device_ready(struct serve *s)
     s->ready = true;
     log_info("ready: %s, %" PRIu64 " MiB of activations, %u sequences", f.backend, f.activation_bytes >> 20,
              s->options->sequences);
+    if (f.on_gpu)
+        log_info("GPU %s%s: %" PRIu64 " MiB in all", f.gpu.info.uuid, f.gpu.info.mps ? " under MPS" : "",
+                 f.gpu.total_bytes >> 20);
     set_state(s, "ready");
     sd_notify(0, "READY=1");
+}
+
+static const struct bus_client_ops retriever_ops;
+
+/* The device's name is known: greetings can begin. */
+static void device_opened(struct serve *s, const char *name)
+{
+    struct msg_hello own;
+    struct err err = {0};
+    snprintf(s->identity.device, sizeof s->identity.device, "%s", name);
+    identity_hello(&s->identity, &own);
+    bus_set_hello(s->bus, &own);
+    set_state(s, "waiting for retriever");
+    if (bus_connect(s->bus, s->retriever_path, &retriever_ops, s, &s->retriever, &err) < 0)
+        fail(s, "%s", err.text);
 }
 
 static void handle_post(struct serve *s, struct post *post)
@@ -279,6 +300,9 @@ static void handle_post(struct serve *s, struct post *post)
     case POST_RETRIEVER:
         to = "retriever";
         r = bus_send(s->retriever, &post->msg);
+        break;
+    case POST_OPENED:
+        device_opened(s, post->text);
         break;
     case POST_READY:
         device_ready(s);
@@ -317,27 +341,33 @@ static void on_bell(void *arg, uint32_t events)
 static void start_device(struct serve *s)
 {
     const struct settings *o = s->options;
-    const struct model_config *c = model_config(s->model);
-    uint32_t early = o->early_layers >= 0 ? (uint32_t)o->early_layers : c->layers / 3;
-    struct device_options device = {
-        .model = s->model,
-        .pass = {.threads = o->threads,
-                 .isa = o->isa,
-                 .activations = o->activations,
-                 .tokens_max = o->chunk > o->sequences ? o->chunk : o->sequences,
-                 .entries_max = o->sequences,
-                 .logits_max = o->sequences},
-        .context = s->identity.layout.context_max,
-        .sequences = o->sequences,
-        .chunk = o->chunk,
-        .head = s->identity.head,
-        .attachment = {.layout = s->identity.layout,
-                       .control = attach_control(&s->attach),
-                       .device = s->attach.device.at,
-                       .store_bell = s->attach.store_bell,
-                       .early_layers = early < c->layers ? early : c->layers - 1}};
-    set_state(s, "making activations");
+    uint32_t context = s->identity.layout.context_max, chunk = o->chunk < context ? o->chunk : context;
+    struct device_options device = {.model = s->model,
+                                    .device = o->device,
+                                    .pass = {.threads = o->threads,
+                                             .isa = o->isa,
+                                             .activations = o->activations,
+                                             .tokens_max = chunk > o->sequences ? chunk : o->sequences,
+                                             .entries_max = o->sequences,
+                                             .logits_max = o->sequences},
+                                    .context = context,
+                                    .sequences = o->sequences,
+                                    .chunk = chunk};
     s->device = device_start(&device, s->posts);
+}
+
+static void attach_device(struct serve *s)
+{
+    const struct settings *o = s->options;
+    uint32_t layers = model_config(s->model)->layers;
+    uint32_t early = o->early_layers >= 0 ? (uint32_t)o->early_layers : layers / 3;
+    struct stepper_attachment attachment = {.layout = s->identity.layout,
+                                            .control = attach_control(&s->attach),
+                                            .device = s->attach.device.at,
+                                            .store_bell = s->attach.store_bell,
+                                            .early_layers = early < layers ? early : layers - 1};
+    set_state(s, "loading weights and making activations");
+    device_attach(s->device, &attachment, s->identity.head);
 }
 
 /* The descriptors, and later the store's death. */
@@ -351,7 +381,8 @@ static void on_connection(void *arg, uint32_t events)
         fail(s, "kvstore is gone");
         return;
     }
-    if (attach_take(&s->attach, &s->identity.layout, bus_epoch(s->bus), &err) < 0) {
+    int on_gpu = gpu_named(s->options->device);
+    if (attach_take(&s->attach, &s->identity.layout, bus_epoch(s->bus), on_gpu, &err) < 0) {
         loop_remove_fd(s->loop, s->attach.connection);
         fail(s, "%s", err.text);
         return;
@@ -360,7 +391,7 @@ static void on_connection(void *arg, uint32_t events)
     log_info("attached to kvstore %016" PRIx64 ": device memory %" PRIu64 " MiB, %u sequences, lists of %u",
              h->store_epoch, h->device_bytes >> 20, h->sequences_max, h->list_max);
     loop_add_fd(s->loop, s->attach.decoder_bell, EPOLLIN, on_bell, s);
-    start_device(s);
+    attach_device(s);
 }
 
 static void store_welcome(void *arg, const struct msg_hello *hello, uint64_t epoch)
@@ -452,20 +483,18 @@ static int open_sockets(struct serve *s, struct err *err)
     static const struct bus_server_ops server_ops = {client_hello, client_message, client_status,
                                                      client_gone};
     const char *dir = s->options->daemon.runtime;
-    char server[RUNTIME_PATH_MAX], retriever[RUNTIME_PATH_MAX];
+    char server[RUNTIME_PATH_MAX];
     int r = runtime_prepare(dir, err);
     if (r == 0)
         r = runtime_path(dir, "decoder.sock", server, err);
     if (r == 0)
-        r = runtime_path(dir, "retriever.sock", retriever, err);
+        r = runtime_path(dir, "retriever.sock", s->retriever_path, err);
     if (r == 0)
         r = runtime_path(dir, "kvstore.sock", s->store_path, err);
     if (r == 0)
         r = runtime_path(dir, "kvstore.fd", s->segments_path, err);
     if (r == 0)
         r = bus_serve(s->bus, server, ROLE_DECODER, &server_ops, s, &s->server, err);
-    if (r == 0)
-        r = bus_connect(s->bus, retriever, &retriever_ops, s, &s->retriever, err);
     return r;
 }
 
@@ -507,7 +536,8 @@ int serve_run(const struct settings *options, const struct model *model)
         serve_close(&s);
         return 1;
     }
-    set_state(&s, "waiting for retriever");
+    set_state(&s, "opening the device");
+    start_device(&s);
     int code = loop_run(s.loop);
     sd_notify(0, "STOPPING=1");
     serve_close(&s);

@@ -4,10 +4,13 @@
 #include <errno.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <string.h>
 
+#include "compute/gpu.h"
 #include "proto/limits.h"
+#include "proto/memory_gpu.h"
 
-enum { THREADS_MAX = 1024 };
+enum { THREADS_MAX = 1024, CHUNK_CPU = 256, CHUNK_GPU = MEMORY_GPU_PROMPT };
 
 #define AT(field) .at = offsetof(struct settings, field), .group = DAEMON_GROUP
 
@@ -15,12 +18,14 @@ enum { THREADS_MAX = 1024 };
 static const struct option_entry table[] = {
     {.name = "model", .letter = 'm', .kind = OPTION_TEXT, AT(model), .argument = "FILE",
      .text = "the model: a GGUF file or a Hugging Face folder (required)"},
+    {.name = "device", .kind = OPTION_TEXT, AT(device), .argument = "NAME", .initial = "cpu",
+     .text = "cpu, cuda, cuda:N or the UUID of a GPU: where the model is computed"},
     {.name = "context", .letter = 'c', .kind = OPTION_UINT, AT(context), .argument = "N", .initial = "0",
      .most = LIMIT_CONTEXT, .text = "positions of a sequence; 0: the model's"},
     {.name = "sequences", .kind = OPTION_UINT, AT(sequences), .argument = "N", .initial = "32", .least = 1,
      .most = LIMIT_SEQUENCES, .text = "sequences live at once"},
-    {.name = "chunk", .kind = OPTION_UINT, AT(chunk), .argument = "N", .initial = "256", .least = 1,
-     .most = LIMIT_STEP_TOKENS, .text = "prompt tokens computed in one step"},
+    {.name = "chunk", .kind = OPTION_UINT, AT(chunk), .argument = "N", .least = 1,
+     .most = LIMIT_STEP_TOKENS, .text = "prompt tokens computed in one step (default: 256; on a GPU 2048)"},
     {.name = "early-layers", .kind = OPTION_UINT, AT(early_layers), .argument = "N", .most = LIMIT_LAYERS,
      .text = "mixed selection: layers that use the set before (default: a third)"},
     {.name = "threads", .kind = OPTION_UINT, AT(threads), .argument = "N", .least = 1, .most = THREADS_MAX,
@@ -45,5 +50,14 @@ int settings_parse(int argc, char **argv, struct settings *ret, struct err *err)
              "sampling.");
         options_help(table, stdout);
     }
-    return r || ret->model ? r : err_set(err, -EINVAL, "--model is missing");
+    if (r)
+        return r;
+    if (!ret->model)
+        return err_set(err, -EINVAL, "--model is missing");
+    if (strcmp(ret->device, "cpu") != 0 && !gpu_named(ret->device))
+        return err_set(err, -EINVAL, "--device: found %s, expected cpu, cuda, cuda:N or a GPU's UUID",
+                       ret->device);
+    if (ret->chunk == 0)
+        ret->chunk = gpu_named(ret->device) ? CHUNK_GPU : CHUNK_CPU;
+    return 0;
 }

@@ -11,7 +11,8 @@
 struct settings {
     struct daemon_options daemon;
     const char *model;
-    uint32_t context; /* positions; 0: the model's */
+    const char *device; /* "cpu", "cuda", "cuda:N", "GPU-..." */
+    uint32_t context;   /* positions; 0: the model's */
     int threads;
     uint32_t sequences;   /* live at once */
     uint32_t chunk;       /* prefill tokens a step */

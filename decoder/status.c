@@ -35,11 +35,33 @@ static void put_times(json_t *root, const struct device_figures *f)
 {
     json_t *o = figures_section(root, "step_ms");
     figures_ms(o, "wait_tables", f->steps.wait_tables);
-    figures_ms(o, "wait_rows", f->steps.wait_rows);
+    figures_ms(o, "wait_rows", f->on_gpu ? f->gpu_steps.times.wait : f->steps.wait_rows);
     figures_ms(o, "attention", f->times.attention);
     figures_ms(o, "matmul", f->times.matmul);
     figures_ms(o, "other", f->times.other);
-    figures_ms(o, "sampling", f->steps.sampling);
+    figures_ms(o, "sampling", f->on_gpu ? f->gpu_steps.times.sampling : f->steps.sampling);
+}
+
+/* Of a GPU, step_ms sums the steps that were measured (decoder/step_gpu.h), but for wait_tables, which is
+ * measured in every step. */
+static void put_gpu(json_t *root, const struct device_figures *f)
+{
+    json_t *o = figures_section(root, "gpu");
+    const struct gpu_device_figures *g = &f->gpu;
+    figures_text(o, "device", g->info.name);
+    figures_text(o, "uuid", g->info.uuid);
+    figures_bool(o, "mps", g->info.mps);
+    figures_count(o, "context_bytes", g->info.context_bytes);
+    figures_count(o, "weights_bytes", g->bytes[GPU_DEVICE_WEIGHTS]);
+    figures_count(o, "activations_bytes", g->bytes[GPU_DEVICE_ACTIVATIONS]);
+    figures_count(o, "tables_bytes", g->bytes[GPU_DEVICE_TABLES]);
+    figures_count(o, "workspace_bytes", g->bytes[GPU_DEVICE_WORKSPACE]);
+    figures_count(o, "library_bytes", g->library_bytes);
+    figures_count(o, "total_bytes", g->total_bytes);
+    figures_count(o, "graphs_made", f->gpu_steps.captured);
+    figures_count(o, "graphs_launched", f->gpu_steps.launched);
+    figures_count(o, "steps_repeated", f->gpu_steps.repeated);
+    figures_count(o, "steps_measured", f->gpu_steps.profiled);
 }
 
 char *status_json(const struct status *s)
@@ -63,6 +85,8 @@ char *status_json(const struct status *s)
         put_tokens(o, &s->device->requests);
         put_steps(o, &s->device->steps);
         put_times(o, s->device);
+        if (s->device->on_gpu)
+            put_gpu(o, s->device);
     }
     return figures_finish(&o);
 }

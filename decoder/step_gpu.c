@@ -49,6 +49,7 @@ struct step_gpu {
     uint64_t graphs_generation, clock;
     struct consumed consumed[LIMIT_RUNS];
     uint64_t sparse, dense; /* steps: which are measured follows */
+    uint32_t direct;        /* so many sparse steps get no graph */
     int broken;             /* the stream did not end: nothing of it may be freed */
     struct step_gpu_figures figures;
 
@@ -57,6 +58,9 @@ struct step_gpu {
     struct tables_gpu_use use;
     uint32_t early_layers, run;
     int capturing;
+    uint8_t all[INPUTS_GPU_PHASES]
+               [LIMIT_SEQUENCES]; /* entries that attend all positions in resident layers */
+    int any_all[INPUTS_GPU_PHASES];
 };
 
 int step_gpu_create(const struct kv_layout *layout, struct control_header *control, struct pass_gpu *pass,
@@ -107,7 +111,7 @@ void step_gpu_free(struct step_gpu **step)
 
 /* ---- the tables ---- */
 
-/* This thread's part: waits, checks, and says which table rows there are. */
+/* This thread's part: waits, checks, and says which table rows there are; 1: some entry attends everything. */
 static int read_tables(struct step_gpu *g, enum places_phase phase, struct err *err)
 {
     int r = g->store->wait(g->store->arg, phase, err);
@@ -117,8 +121,13 @@ static int read_tables(struct step_gpu *g, enum places_phase phase, struct err *
     if (g->record->kind == STEP_SPARSE && resident != g->use.resident)
         return err_set(err, -EPROTO, "tables: found %u resident layers, expected %u as set %u has", resident,
                        g->use.resident, g->record->resident_version);
+    g->any_all[phase] = 0;
+    for (uint32_t e = 0; e < g->record->entries; e++) {
+        g->all[phase][e] = g->record->kind == STEP_SPARSE && places_attends_all(g->store->places, phase, e);
+        g->any_all[phase] |= g->all[phase][e];
+    }
     inputs_gpu_rows(g->inputs, phase, g->store->places);
-    return 0;
+    return g->any_all[phase] && resident > 0;
 }
 
 /* The stream's part, inside layer 0, or where the late phase begins. */
@@ -166,6 +175,8 @@ static int begin_layer(void *arg, uint32_t layer, struct pass_gpu_kv *kv, struct
                                   .slotted = sparse && layer >= g->use.resident,
                                   .positions = batch.positions};
     tables_gpu_kv(g->tables, &at, kv);
+    if (sparse && !at.slotted && !g->capturing && g->any_all[at.phase])
+        kv->all = g->all[at.phase];
     return r < 0 ? gpu_device_error(g->device, r, "a wait", err) : 0;
 }
 
@@ -257,6 +268,7 @@ static int find_graph(struct step_gpu *g, const struct shape *shape, struct gpu_
     return r;
 }
 
+/* 1: it was to no purpose, and the step must be queued in another way. */
 static int launch_graph(struct step_gpu *g, struct err *err)
 {
     struct shape shape = {.entries = g->record->entries,
@@ -277,14 +289,18 @@ static int launch_graph(struct step_gpu *g, struct err *err)
     if (r < 0)
         return gpu_device_error(g->device, r, "launching a step", err);
     g->figures.launched++;
+    int again = 0;
     for (enum places_phase phase = g->early_layers ? PLACES_EARLY : PLACES_LATE; phase <= PLACES_LATE;
          phase++) {
         r = read_tables(g, phase, err);
         if (r < 0)
             return r;
+        again |= r;
+        if (again)
+            inputs_gpu_void(g->inputs);
         inputs_gpu_let_go(g->inputs, phase, g->record->step);
     }
-    return 0;
+    return again;
 }
 
 /* ---- the end ---- */
@@ -309,6 +325,7 @@ static int wait_end(struct step_gpu *g, int64_t deadline_ns, struct err *err)
     }
 }
 
+/* Sees the end of all that was queued of the step. */
 static int finish(struct step_gpu *g, struct err *err)
 {
     uint32_t step = g->record->step;
@@ -365,6 +382,18 @@ static int begin_step(struct step_gpu *g, const struct stepper_spec *spec, struc
     return pass_gpu_prepare(g->pass, batch.n, batch.logits, err);
 }
 
+/* With a graph, and where that was to no purpose once more without. */
+static int run_graph(struct step_gpu *g, struct err *err)
+{
+    int r = launch_graph(g, err);
+    if (r <= 0)
+        return r;
+    g->figures.repeated++;
+    g->direct = STEP_GPU_DIRECT;
+    r = finish(g, err);
+    return r < 0 ? r : queue_step(g, err);
+}
+
 /* Whether events measure this step: each prompt's, and one of PROFILE_EVERY others, but not the first. The
  * first sparse step is queued launch by launch too, so that every kernel is loaded before one is captured. */
 static int queue_or_launch(struct step_gpu *g, const struct stepper_spec *spec, struct err *err)
@@ -372,8 +401,9 @@ static int queue_or_launch(struct step_gpu *g, const struct stepper_spec *spec, 
     int sparse = spec->kind == STEP_SPARSE;
     uint64_t number = sparse ? g->sparse++ : g->dense++;
     int measured = spec->prompt || number % STEP_GPU_PROFILE_EVERY == STEP_GPU_PROFILE_EVERY / 2;
-    if (sparse && number > 0 && !measured)
-        return launch_graph(g, err);
+    if (sparse && number > 0 && !measured && g->direct == 0)
+        return run_graph(g, err);
+    g->direct -= sparse && g->direct > 0;
     if (measured)
         pass_gpu_profile(g->pass, 1);
     int r = queue_step(g, err);

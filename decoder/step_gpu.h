@@ -9,6 +9,10 @@
  * stream waits on the store's own flags. Dense steps (and every PROFILE_EVERY-th sparse one) are queued
  * launch by launch; this thread waits for their tables within layer 0.
  *
+ * An entry whose set is short attends everything in resident layers (TABLE_ATTEND_ALL), which no graph can
+ * foresee: the graph that was launched runs out without rows, the step is queued again launch by launch, and so are
+ * the next STEP_GPU_DIRECT steps.
+ *
  * Times: sparse and dense decode steps are measured with events once in STEP_GPU_PROFILE_EVERY, prompts always;
  * `times` sums over the steps that were measured. Device thread only. */
 #ifndef DECODER_STEP_GPU_H
@@ -22,12 +26,14 @@
 #include "decoder/stepper.h"
 #include "proto/control.h"
 
-enum { STEP_GPU_GRAPHS = 16, STEP_GPU_PROFILE_EVERY = 32 };
+enum { STEP_GPU_GRAPHS = 16, STEP_GPU_PROFILE_EVERY = 32, STEP_GPU_DIRECT = 16 };
 
 struct step_gpu;
 
 struct step_gpu_figures {
-    uint64_t captured, launched, profiled; /* graphs made; launched; steps in `times` */
+    uint64_t captured, launched; /* graphs made; launches of graphs */
+    uint64_t repeated;           /* steps that a graph began and launches made good */
+    uint64_t profiled;           /* steps in `times` */
     struct pass_gpu_times times;
 };
 

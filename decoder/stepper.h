@@ -85,6 +85,7 @@ int stepper_run(struct stepper *s, const struct stepper_spec *spec, struct stepp
                 struct err *err);
 
 const struct stepper_times *stepper_times(const struct stepper *s);
+
 void stepper_gpu_figures(const struct stepper *s, struct step_gpu_figures *ret); /* zeros on the CPU */
 
 #endif

@@ -121,6 +121,8 @@ static int answer_task(struct answering *a, enum task_kind kind, uint32_t contex
     for (uint32_t i = 0; i < a->lanes.count && !r; i++) {
         rows[i].full /= rows[i].items;
         rows[i].sparse /= rows[i].items;
+        session_say("  full %.3f, %s %" PRIu32 " %.3f", rows[i].full, rows[i].head, rows[i].budget,
+                    rows[i].sparse);
     }
     return r;
 }

@@ -22,6 +22,7 @@ struct engine {
     struct pass *pass;
     struct compute *compute; /* for all but the pass */
     int threads;
+    void (*progress)(uint32_t position); /* after each dense call: the position behind it; may be NULL */
 };
 
 struct engine_options {

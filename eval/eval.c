@@ -48,6 +48,7 @@ static int measure(struct session *s, struct results *r, struct err *err)
     return code;
 }
 
+/* Standard output and the file of the plot; progress is off the terminal by then. */
 static int print(const struct results *r, const struct eval_options *o, struct err *err)
 {
     int code = o->plot ? report_plot(&r->report, o->plot, err) : 0;
@@ -71,8 +72,11 @@ static int evaluate(const struct eval_options *o, struct err *err)
         return r;
     catch_signals();
     r = measure(&session, &results, err);
+    session_clear();
     if (!r)
         r = print(&results, o, err);
+    for (uint32_t i = 0; i < results.report.row_count; i++)
+        mem_free(&results.rows[i].by_head);
     mem_free(&results.rows);
     mem_free(&results.tasks);
     mem_free(&results.generations);

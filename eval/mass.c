@@ -18,7 +18,7 @@ struct mass {
     float *samples;      /* each (position, layer, head) */
     uint32_t count, room;
     struct sum hits, batch, batch_hits, best_head, best_group, best_shared, best_batch, newest, sinks_newest;
-    struct sum at[MASS_BINS], best_head_at[MASS_BINS], best_group_at[MASS_BINS], newest_at[MASS_BINS];
+    struct sum at[MASS_BINS], best_head_at[MASS_BINS], best_group_at[MASS_BINS], sinks_newest_at[MASS_BINS];
 };
 
 static void add(struct sum *s, double value)
@@ -140,10 +140,10 @@ static void add_all_layers(struct work *w, const struct choice *choice)
         add_shared(w, by + m->heads * stride, h, layers, &m->best_batch, NULL);
         for (uint32_t l = 0; l < m->layers; l++) {
             const float *weights = look_weights(w->look, l, h);
-            double newest = sets_mass_newest(weights, choice, w->span.position);
-            add(&m->newest, newest);
-            add(&m->newest_at[w->bin], newest);
-            add(&m->sinks_newest, sets_mass_sinks_newest(weights, choice, w->span.position));
+            add(&m->newest, sets_mass_newest(weights, choice, w->span.position));
+            double both = sets_mass_sinks_newest(weights, choice, w->span.position);
+            add(&m->sinks_newest, both);
+            add(&m->sinks_newest_at[w->bin], both);
         }
     }
     mem_free(&by);
@@ -210,6 +210,12 @@ static void find_worst(const struct mass *m, struct mass_figures *f)
     f->mean = mean(&all);
 }
 
+void mass_by_head(const struct mass *m, double *ret)
+{
+    for (uint32_t i = 0; i < m->layers * m->heads; i++)
+        ret[i] = mean(&m->by_head[i]);
+}
+
 struct mass_figures mass_figures(const struct mass *m)
 {
     struct mass_figures f = {.p10 = percentile_10(m),
@@ -227,7 +233,7 @@ struct mass_figures mass_figures(const struct mass *m)
         f.at[b] = mean(&m->at[b]);
         f.best_head_at[b] = mean(&m->best_head_at[b]);
         f.best_group_at[b] = mean(&m->best_group_at[b]);
-        f.newest_at[b] = mean(&m->newest_at[b]);
+        f.sinks_newest_at[b] = mean(&m->sinks_newest_at[b]);
     }
     return f;
 }

@@ -24,7 +24,7 @@ struct mass_figures {
     double best_batch;        /* one for all layers and heads */
     double newest, sinks_newest;
     double at[MASS_BINS]; /* mean by position */
-    double best_head_at[MASS_BINS], best_group_at[MASS_BINS], newest_at[MASS_BINS];
+    double best_head_at[MASS_BINS], best_group_at[MASS_BINS], sinks_newest_at[MASS_BINS];
 };
 
 struct mass;
@@ -35,6 +35,9 @@ void mass_free(struct mass **mass);
 /* One position. The chooser stands at it, with weights; `bin` < MASS_BINS. */
 void mass_add(struct mass *mass, const struct look *look, struct chooser *chooser,
               const struct choice *choice, uint32_t bin);
+
+/* Mean mass of each layer and head: ret [layers][heads], NaN as above. */
+void mass_by_head(const struct mass *mass, double *ret);
 
 struct mass_figures mass_figures(const struct mass *mass);
 

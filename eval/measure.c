@@ -189,6 +189,10 @@ int measure_texts(struct session *s, struct report_row **ret_rows, uint32_t *ret
     uint32_t texts = 0;
     for (uint32_t i = 0; i < count; i++) {
         m.rows[i].mass = mass_figures(m.masses[i]);
+        m.rows[i].layers = s->engine.config->layers;
+        m.rows[i].heads = s->engine.config->kv_heads;
+        m.rows[i].by_head = mem_alloc((size_t)m.rows[i].layers * m.rows[i].heads, sizeof(double));
+        mass_by_head(m.masses[i], m.rows[i].by_head);
         texts += m.rows[i].texts;
         mass_free(&m.masses[i]);
     }

@@ -168,7 +168,7 @@ static void draw_positions(struct panel *p, const struct last *l)
     const struct mass_figures *f = &rows[0]->mass;
     line(p, "best: layer and head", x, f->best_head_at, MASS_BINS, true);
     line(p, "best: group and head", x, f->best_group_at, MASS_BINS, true);
-    line(p, "newest", x, f->newest_at, MASS_BINS, true);
+    line(p, "sinks and newest", x, f->sinks_newest_at, MASS_BINS, true);
 }
 
 static double least_mass(const struct last *l)
@@ -180,10 +180,10 @@ static double least_mass(const struct last *l)
         low = f->sinks_newest < low ? f->sinks_newest : low;
         for (uint32_t b = 0; b < MASS_BINS; b++) {
             low = f->at[b] < low ? f->at[b] : low;
-            low = f->newest_at[b] < low ? f->newest_at[b] : low;
+            low = f->sinks_newest_at[b] < low ? f->sinks_newest_at[b] : low;
         }
     }
-    return floor(low * 20) / 20 < 0.95 ? floor(low * 20) / 20 : 0.95;
+    return low >= 0.9 ? 0.9 : low >= 0.75 ? 0.75 : low >= 0.5 ? 0.5 : 0; /* steps of round numbers */
 }
 
 static void draw(FILE *to, const struct last *l)

@@ -45,7 +45,20 @@ static void add_mass(json_t *to, const struct mass_figures *f)
     figures_real(oracle, "sinks_newest", f->sinks_newest);
     add_bins(oracle, "per_layer_head_by_position", f->best_head_at);
     add_bins(oracle, "per_group_by_position", f->best_group_at);
-    add_bins(oracle, "newest_by_position", f->newest_at);
+    add_bins(oracle, "sinks_newest_by_position", f->sinks_newest_at);
+}
+
+static void add_by_head(json_t *to, const struct report_row *r)
+{
+    json_t *layers = figures_list(json_object_get(to, "mass"), "by_layer_head");
+    for (uint32_t l = 0; l < r->layers; l++) {
+        json_t *heads = json_array();
+        for (uint32_t h = 0; h < r->heads; h++) {
+            double mass = r->by_head[l * r->heads + h];
+            json_array_append_new(heads, isfinite(mass) ? json_real(mass) : json_null());
+        }
+        json_array_append_new(layers, heads);
+    }
 }
 
 static void add_row(json_t *to, const struct report_row *r)
@@ -57,6 +70,7 @@ static void add_row(json_t *to, const struct report_row *r)
     figures_count(to, "from", r->from);
     figures_count(to, "texts", r->texts);
     add_mass(to, &r->mass);
+    add_by_head(to, r);
     figures_real(to, "overlap", r->lane.overlap);
     figures_real(to, "bytes_saved", r->lane.saved);
     figures_real(to, "bytes_saved_default_slots", r->lane.saved_default);

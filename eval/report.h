@@ -17,6 +17,8 @@ struct report_row {
     uint32_t budget, context, from;
     uint32_t texts;
     struct mass_figures mass;
+    double *by_head; /* [layers][heads], owned: mass */
+    uint32_t layers, heads;
     struct lane_figures lane;
     struct forced_sums forced;
 };

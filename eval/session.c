@@ -7,6 +7,8 @@
 #include <limits.h>
 #include <sched.h>
 #include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -16,9 +18,25 @@
 #include "launch/head_cache.h"
 #include "launch/tokenizer_source.h"
 
+static bool progress_shown; /* a line of it stands on the terminal */
+
+static void show_progress(uint32_t position)
+{
+    fprintf(stderr, "\r\033[K  position %" PRIu32, position);
+    progress_shown = true;
+}
+
+void session_clear(void)
+{
+    if (progress_shown)
+        fputs("\r\033[K", stderr);
+    progress_shown = false;
+}
+
 void session_say(const char *format, ...)
 {
     va_list args;
+    session_clear();
     va_start(args, format);
     vfprintf(stderr, format, args);
     va_end(args);
@@ -148,6 +166,8 @@ int session_open(const struct eval_options *o, struct session *ret, struct err *
     int r = engine_open(&options, &ret->engine, err);
     if (!r)
         r = open_parts(ret, err);
+    if (isatty(STDERR_FILENO))
+        ret->engine.progress = show_progress;
     if (r)
         session_close(ret);
     return r;
@@ -155,6 +175,7 @@ int session_open(const struct eval_options *o, struct session *ret, struct err *
 
 void session_close(struct session *s)
 {
+    session_clear();
     for (uint32_t i = 0; i < s->head_count; i++) {
         head_free(&s->heads[i].head);
         mem_free(&s->heads[i].path);

@@ -54,8 +54,11 @@ void session_lanes_free(struct session_lanes *lanes); /* accepts a zeroed object
 uint32_t session_head_of(const struct session *session, uint32_t lane);   /* index into heads */
 uint32_t session_budget_of(const struct session *session, uint32_t lane); /* positions */
 
-/* One line to standard error. */
+/* One line to standard error, where a terminal also shows how far the model has come. */
 void session_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* Takes that line away. */
+void session_clear(void);
 
 /* Figures of all texts: rows [context][head][budget], allocated here. */
 int measure_texts(struct session *session, struct report_row **ret_rows, uint32_t *ret_count,

@@ -1,5 +1,5 @@
-/* Long-range tasks, made by a generator: a text with something in it that an answer needs, and the answer. The
- * same (task, seed, item, units) give the same text everywhere. No state. */
+/* Long-range tasks, made by a generator: a text with something in it that an answer needs, and the answer.
+ * The same (task, seed, item, units) give the same text everywhere. No state. */
 #ifndef EVAL_TASKS_H
 #define EVAL_TASKS_H
 

@@ -374,7 +374,6 @@ void elastic_commit(struct elastic *e, struct kv_counters *counters)
     counters->mass_count++;
     counters->grown += (e->next_flags & TOPK_ENTRY_GROWN) != 0;
     e->is_short = e->next_flags & TOPK_ENTRY_SHORT;
-    counters->fallbacks += e->is_short;
     e->has = true;
     e->step = e->next_step;
     e->position = e->next_position;

@@ -23,6 +23,7 @@
 #include "kvstore/worker.h"
 #include "link/fdpass.h"
 #include "link/runtime.h"
+#include "link/unix_socket.h"
 
 enum { CONNECTIONS_MAX = 16 };
 
@@ -41,6 +42,7 @@ struct serve {
     struct bus_server *server;
     struct msg_hello hello;
     int listen_fd, arena_fd;
+    struct unix_socket_file listen_file;
     struct connection connections[CONNECTIONS_MAX];
     struct worker *worker;
     const struct planner *planner; /* the worker's; NULL before the first decoder */
@@ -501,6 +503,8 @@ int serve_create(struct serve **ret, struct loop *loop, const struct store_optio
     if (r == 0)
         r = fdpass_listen(path, &s->listen_fd, err);
     if (r == 0)
+        s->listen_file = unix_socket_file(path);
+    if (r == 0)
         r = loop_add_fd(loop, s->listen_fd, EPOLLIN, on_listen, s);
     if (r == 0)
         r = runtime_path(options->daemon.runtime, "kvstore.sock", path, err);
@@ -528,11 +532,11 @@ void serve_free(struct serve **serve)
             close(s->connections[i].fd);
         }
     if (s->listen_fd >= 0) {
-        loop_remove_fd(s->loop, s->listen_fd);
-        close(s->listen_fd);
         char path[RUNTIME_PATH_MAX];
         if (runtime_path(s->options.daemon.runtime, "kvstore.fd", path, NULL) == 0)
-            unlink(path);
+            unix_socket_unlink(path, s->listen_file); /* before it closes, when others may take the path */
+        loop_remove_fd(s->loop, s->listen_fd);
+        close(s->listen_fd);
     }
     if (s->worker)
         loop_remove_fd(s->loop, worker_fd(s->worker));

@@ -251,8 +251,10 @@ static void prepare_part(void *arg, int index, int thread)
     tables_lists(&p->tables, p->step.step, work->phase, s, part->position);
     tables_entry(&p->tables, p->step.step, work->phase, part->index, 0,
                  s->loaded + e->loads.count + e->fills.count);
-    if (e->is_short)
+    if (e->is_short && residency_layers(p) > 0) {
         tables_attend_all(&p->tables, p->step.step, work->phase, part->index);
+        s->counters.fallbacks += work->phase;
+    }
 }
 
 static void rows_ready(void *arg, uint32_t run)

@@ -435,6 +435,8 @@ static int start(struct bench *b, struct err *err)
     if (r)
         return r;
     struct parts_plan plan = {.options = &b->options.run,
+                              .model = b->model,
+                              .context = b->context,
                               .head = b->head,
                               .sequences = b->options.parallel,
                               .budget = run_options_budget_max(&b->options.run, b->context)};

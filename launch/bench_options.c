@@ -54,8 +54,14 @@ static const struct option_entry table[] = {
      .most = LIMIT_CONTEXT, .group = HOW, .text = "first positions, always attended"},
     {.name = "window", .kind = OPTION_UINT, AT(run.window), .argument = "N", .initial = "64", .least = 0,
      .most = LIMIT_CONTEXT, .group = HOW, .text = "last positions, always attended"},
+    {.name = "device", .kind = OPTION_TEXT, AT(run.device), .argument = "NAME", .initial = "cpu", .group = HOW,
+     .text = "where the model computes: cpu, cuda, cuda:N or the UUID of a GPU"},
+    {.name = "retriever-device", .kind = OPTION_TEXT, AT(run.retriever_device), .argument = "NAME",
+     .group = HOW, .text = "where the retrieval head computes (default: as --device)"},
+    {.name = "gpu-memory", .kind = OPTION_SIZE, AT(run.gpu_memory), .argument = "SIZE", .initial = "0",
+     .group = HOW, .text = "memory of the card for all parts together; 0: 90 % of what is free"},
     {.name = "device-memory", .kind = OPTION_SIZE, AT(run.device_memory), .argument = "SIZE", .initial = "0",
-     .group = HOW, .text = "the KV cache's device memory; 0: 256M"},
+     .group = HOW, .text = "the KV cache's device memory; 0: 256M, on a GPU what --gpu-memory leaves"},
     {.name = "cores", .kind = OPTION_UINT, AT(run.cores), .argument = "N", .initial = "0", .least = 0,
      .most = 1024, .group = HOW, .text = "cores to use, divided among the parts; 0: all"},
     {.name = "activations", .kind = OPTION_CHOICE, AT(run.activations), .argument = "KIND", .initial = "f32",
@@ -115,7 +121,9 @@ int bench_options_parse(int argc, char **argv, struct bench_options *ret_options
 {
     *ret_options = (struct bench_options){0};
     int r = options_parse(table, argc, argv, ret_options, err);
-    return r ? r : check(ret_options, err);
+    if (r == 0)
+        r = check(ret_options, err);
+    return r ? r : run_options_check_devices(&ret_options->run, err);
 }
 
 void bench_options_help(FILE *to)

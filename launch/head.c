@@ -1,9 +1,8 @@
-/* Heads made of a model's own layers or of draft models, and a look at head files. Everything is owned by the calling thread
- * for the length of a call. It must never change the model's file.
+/* Heads made of a model's own layers or of draft models, and a look at head files. Everything is owned by
+ * the calling thread for the length of a call. It must never change the model's file.
  *
- * A bootstrapped head needs no training: the query and key projections of one layer, applied to the
- * token embedding, already rank positions far better than chance. It is the head that a trained one must
- * beat. */
+ * A bootstrapped head needs no training: the query and key projections of one layer, applied to the token
+ * embedding, already rank positions far better than chance. It is the head that a trained one must beat. */
 #include "launch/head.h"
 
 #include <errno.h>

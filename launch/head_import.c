@@ -1,5 +1,6 @@
-/* Draft models into heads. Everything is owned by the calling thread for the length of a call. Choices that change
- * what is selected (embedding, features, the length of training, the stretch beyond it) are always printed. */
+/* Draft models into heads. Everything is owned by the calling thread for the length of a call. Choices
+ * that change what is selected (embedding, features, the length of training, the stretch beyond it) are
+ * always printed. */
 #include "launch/head_import.h"
 
 #include <errno.h>

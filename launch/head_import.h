@@ -13,8 +13,8 @@ struct head_import {
 
 #define HEAD_IMPORT_FILE "retrieval-head.safetensors"
 
-/* Prints what the folder holds; with a model, also writes the head, and prints what became of it and how it is
- * stretched for the model's whole context. Errors as eagle_open and eagle_write. */
+/* Prints what the folder holds; with a model, also writes the head, and prints what became of it and how
+ * it is stretched for the model's whole context. Errors as eagle_open and eagle_write. */
 int head_import(const struct head_import *import, struct err *err);
 
 #endif

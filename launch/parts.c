@@ -1,15 +1,22 @@
 /* Builds the daemons' command lines out of the options of a run. No state. */
 #include "launch/parts.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <sched.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/log.h"
+#include "compute/gpu.h"
 #include "launch/client.h"
+#include "launch/gpu_memory.h"
+#include "launch/gpu_probe.h"
+#include "model/head.h"
 
 #define NUMBER_BYTES      24
-#define STORE_THREADS_MAX 16u /* more do not copy faster */
+#define STORE_THREADS_MAX 16u                  /* more do not copy faster */
+#define KV_LEAST          (UINT64_C(16) << 20) /* less holds no sequence worth a run */
 
 uint32_t parts_cores(const struct run_options *options)
 {
@@ -29,14 +36,17 @@ static void add_number(struct supervise_part *part, const char *name, uint64_t v
     supervise_arg(part, name, text);
 }
 
-static int start_store(struct supervise *s, const struct parts_plan *plan, uint32_t threads, struct err *err)
+static int start_store(struct supervise *s, const struct parts_plan *plan, uint64_t device_memory,
+                       uint32_t threads, struct err *err)
 {
     const struct run_options *o = plan->options;
     struct supervise_part part = {.program = client_part_program(CLIENT_KVSTORE)};
     char text[7][NUMBER_BYTES];
     supervise_arg(&part, "--log", log_level_name(o->log));
     add_number(&part, "--threads", threads, text[0]);
-    add_number(&part, "--device-memory", o->device_memory, text[1]);
+    if (gpu_named(o->device))
+        supervise_arg(&part, "--device", o->device);
+    add_number(&part, "--device-memory", device_memory, text[1]);
     add_number(&part, "--host-memory", o->host_memory, text[2]);
     add_number(&part, "--sequences", plan->sequences, text[3]);
     add_number(&part, "--slots", o->slots, text[4]);
@@ -64,6 +74,7 @@ static int start_retriever(struct supervise *s, const struct parts_plan *plan, u
     supervise_arg(&part, "--model", o->model);
     supervise_arg(&part, "--head", plan->head);
     supervise_arg(&part, "--pool", run_options_pool_name(o));
+    supervise_arg(&part, "--device", o->retriever_device);
     add_number(&part, "--threads", threads, text[0]);
     add_number(&part, "--context", o->context, text[1]);
     add_number(&part, "--sequences", plan->sequences, text[2]);
@@ -78,6 +89,8 @@ static int start_decoder(struct supervise *s, const struct parts_plan *plan, uin
     char text[3][NUMBER_BYTES];
     supervise_arg(&part, "--log", log_level_name(o->log));
     supervise_arg(&part, "--model", o->model);
+    if (gpu_named(o->device))
+        supervise_arg(&part, "--device", o->device);
     supervise_arg(&part, "--activations", o->activations ? "q8" : "f32");
     add_number(&part, "--threads", threads, text[0]);
     add_number(&part, "--context", o->context, text[1]);
@@ -85,11 +98,60 @@ static int start_decoder(struct supervise *s, const struct parts_plan *plan, uin
     return supervise_start(s, &part, err);
 }
 
+/* Whether the retriever is on the decoder's card. */
+static int shares_card(const struct run_options *o, const struct gpu_probe *card, int *ret, struct err *err)
+{
+    struct gpu_probe other;
+    *ret = !strcmp(o->retriever_device, o->device);
+    if (*ret || !gpu_named(o->retriever_device))
+        return 0;
+    int r = gpu_probe(o->retriever_device, &other, err);
+    *ret = r == 0 && !strcmp(other.info.uuid, card->info.uuid);
+    return r;
+}
+
+/* The store's share of the card: what is left of --gpu-memory, or what --device-memory says, if that fits. */
+static int divide_card(const struct parts_plan *plan, uint64_t *ret_device_memory, struct err *err)
+{
+    const struct run_options *o = plan->options;
+    struct gpu_probe card;
+    struct gpu_memory memory;
+    struct head *head = NULL;
+    struct gpu_memory_load load = {.model = plan->model,
+                                   .context = plan->context,
+                                   .sequences = plan->sequences,
+                                   .budget = plan->budget,
+                                   .slots = o->slots};
+    int r = gpu_probe(o->device, &card, err);
+    if (r == 0)
+        r = shares_card(o, &card, &load.with_retriever, err);
+    if (r == 0 && o->gpu_memory > card.free_bytes)
+        r = err_set(err, -ENOMEM, "--gpu-memory: found %" PRIu64 " MiB, free on %s are %" PRIu64 " MiB",
+                    o->gpu_memory >> 20, card.info.uuid, card.free_bytes >> 20);
+    if (r == 0)
+        r = head_open(plan->head, plan->model, &head, err);
+    if (r < 0)
+        return r;
+    load.head = head;
+    load.context_bytes = card.info.context_bytes;
+    gpu_memory_plan(&load, o->gpu_memory ? o->gpu_memory : card.free_bytes / 10 * 9, &memory);
+    head_free(&head);
+    r = gpu_memory_check(&memory, o->device_memory ? o->device_memory : KV_LEAST, err);
+    *ret_device_memory = o->device_memory ? o->device_memory : memory.kv;
+    log_info("GPU %s: of %" PRIu64 " MiB the KV cache gets %" PRIu64 ", everything else %" PRIu64,
+             card.info.uuid, memory.cap >> 20, *ret_device_memory >> 20, memory.taken >> 20);
+    return r;
+}
+
 int parts_start(struct supervise *supervise, const struct parts_plan *plan, struct err *err)
 {
     uint32_t cores = parts_cores(plan->options);
     uint32_t half = cores > 1 ? cores / 2 : 1;
-    int r = start_store(supervise, plan, half < STORE_THREADS_MAX ? half : STORE_THREADS_MAX, err);
+    uint64_t device_memory = plan->options->device_memory;
+    int r = gpu_named(plan->options->device) ? divide_card(plan, &device_memory, err) : 0;
+    if (!r)
+        r = start_store(supervise, plan, device_memory, half < STORE_THREADS_MAX ? half : STORE_THREADS_MAX,
+                        err);
     if (!r)
         r = start_retriever(supervise, plan, half, err);
     if (!r)

@@ -7,10 +7,13 @@
 #include "base/err.h"
 #include "launch/run_options.h"
 #include "launch/supervise.h"
+#include "model/model.h"
 
 struct parts_plan {
     const struct run_options *options;
+    const struct model *model;
     const char *head;   /* path */
+    uint32_t context;   /* positions of a sequence, in force */
     uint32_t sequences; /* that run at the same time */
     uint32_t budget;    /* largest that will be asked for */
 };
@@ -19,7 +22,7 @@ struct parts_plan {
 uint32_t parts_cores(const struct run_options *options);
 
 /* Starts store, retriever and decoder. Cores are divided so: all to the decoder, half to each of the others,
- * since they work in turns. */
+ * since they work in turns. On a GPU the store gets what the others leave of the card (gpu_memory.h). */
 int parts_start(struct supervise *supervise, const struct parts_plan *plan, struct err *err);
 
 #endif

@@ -10,13 +10,17 @@
 #include <string.h>
 
 #include "base/parse.h"
+#include "launch/gpu_memory.h"
+#include "model/head.h"
 #include "model/model.h"
 #include "proto/memory.h"
 
 struct plan {
-    const char *model_path;
+    const char *model_path, *head_path;
     int exact, json;
-    uint64_t memory_bytes;
+    uint64_t memory_bytes;   /* exact: of the KV cache */
+    uint64_t gpu_bytes;      /* of the whole card; 0: not given */
+    struct gpu_memory terms; /* exact, with gpu_bytes */
     uint32_t requests, budget, context, slots, sequence_context;
     double model_bytes, head_bytes;
     uint32_t layers, q_heads, kv_heads, head_dim;
@@ -30,7 +34,8 @@ static const char usage_text[] =
     "offloaded.\n"
     "\n"
     "load\n"
-    "      --device-memory, --gpu-memory SIZE   memory to plan for: exact: KV memory; paper: the whole GPU\n"
+    "      --device-memory SIZE   memory to plan for: exact: KV memory; paper: the whole GPU\n"
+    "      --gpu-memory SIZE  the whole GPU; exact (with -m): less what everything else takes on it\n"
     "      --requests R       concurrent requests (default 1)\n"
     "      --budget B         positions attended (default 2048)\n"
     "      --context S        positions a request will have, marked in the table (default: the model's "
@@ -39,7 +44,9 @@ static const char usage_text[] =
     "model\n"
     "  -m, --model FILE       shape and bytes from a model file\n"
     "      --layers, --heads, --kv-heads, --head-dim N; --model-bytes BYTES   shape and bytes by hand\n"
-    "      --head-bytes BYTES retrieval head (default 0)\n"
+    "      --head-bytes BYTES retrieval head (default 0; paper only)\n"
+    "  -H, --head FILE        the retrieval head's file (default: one cut from the model; --gpu-memory "
+    "only)\n"
     "memory model\n"
     "      --memory-model paper|exact   the paper's formula (erratum mended), or what our processes "
     "allocate\n"
@@ -49,6 +56,7 @@ static const char usage_text[] =
 
 enum {
     OPT_MEMORY = 256,
+    OPT_GPU_MEMORY,
     OPT_REQUESTS,
     OPT_BUDGET,
     OPT_CONTEXT,
@@ -66,7 +74,8 @@ enum {
 static const struct option long_options[] = {
     {"model", required_argument, NULL, 'm'},
     {"device-memory", required_argument, NULL, OPT_MEMORY},
-    {"gpu-memory", required_argument, NULL, OPT_MEMORY},
+    {"gpu-memory", required_argument, NULL, OPT_GPU_MEMORY},
+    {"head", required_argument, NULL, 'H'},
     {"requests", required_argument, NULL, OPT_REQUESTS},
     {"budget", required_argument, NULL, OPT_BUDGET},
     {"context", required_argument, NULL, OPT_CONTEXT},
@@ -89,8 +98,13 @@ static int set_option(struct plan *p, int opt, const char *value)
     case 'm':
         p->model_path = value;
         return 0;
+    case 'H':
+        p->head_path = value;
+        return 0;
     case OPT_MEMORY:
         return parse_size(value, &p->memory_bytes);
+    case OPT_GPU_MEMORY:
+        return parse_size(value, &p->gpu_bytes);
     case OPT_REQUESTS:
         return parse_u32(value, 1, 1 << 20, &p->requests);
     case OPT_BUDGET:
@@ -120,6 +134,32 @@ static int set_option(struct plan *p, int opt, const char *value)
     }
 }
 
+/* The KV cache's share of the card; all parts on it. */
+static int divide_card(struct plan *p, const struct model *model, struct err *err)
+{
+    struct head *head = NULL;
+    int r = p->head_path ? head_open(p->head_path, model, &head, err) : 0;
+    if (r < 0)
+        return r;
+    struct gpu_memory_load load = {.model = model,
+                                   .head = head,
+                                   .context = p->context ? p->context : p->sequence_context,
+                                   .sequences = p->requests,
+                                   .budget = p->budget,
+                                   .slots = p->slots,
+                                   .with_retriever = 1};
+    if (p->requests > LIMIT_SEQUENCES)
+        r = err_set(err, -EINVAL, "--requests: found %u, expected at most %u with --gpu-memory", p->requests,
+                    LIMIT_SEQUENCES);
+    if (r == 0)
+        gpu_memory_plan(&load, p->gpu_bytes, &p->terms);
+    head_free(&head);
+    if (r == 0)
+        r = gpu_memory_check(&p->terms, 1, err);
+    p->memory_bytes = p->terms.kv;
+    return r;
+}
+
 static int take_model(struct plan *p)
 {
     struct err err;
@@ -135,12 +175,21 @@ static int take_model(struct plan *p)
     p->head_dim = c->head_dim;
     p->sequence_context = c->context_max;
     p->model_bytes = (double)model_weight_bytes(model);
+    int r = p->exact && p->gpu_bytes ? divide_card(p, model, &err) : 0;
     model_free(&model);
-    return 0;
+    if (r < 0)
+        fprintf(stderr, "specontext plan: %s\n", err.text);
+    return r < 0;
 }
 
 static int complete(struct plan *p)
 {
+    if (p->gpu_bytes && !p->exact)
+        p->memory_bytes = p->gpu_bytes;
+    if (p->gpu_bytes && p->exact && !p->model_path) {
+        fprintf(stderr, "specontext plan: --gpu-memory with the exact memory model: -m is missing\n");
+        return 2;
+    }
     if (p->model_path) {
         int code = take_model(p);
         if (code)
@@ -216,6 +265,28 @@ static uint64_t device_bytes(const struct plan *p, const struct kv_layout *layou
     return layout_slab_bytes(layout) * memory_device_slabs(layout, &load, p->context, p->layers - offloaded);
 }
 
+static json_t *terms_json(const struct gpu_memory *t)
+{
+    const struct {
+        const char *name;
+        uint64_t bytes;
+    } terms[] = {{"cap_bytes", t->cap},
+                 {"contexts_bytes", t->contexts},
+                 {"libraries_bytes", t->libraries},
+                 {"weights_bytes", t->weights},
+                 {"activations_bytes", t->activations},
+                 {"workspace_bytes", t->workspace},
+                 {"tables_bytes", t->tables},
+                 {"retriever_weights_bytes", t->retriever_weights},
+                 {"retriever_keys_bytes", t->retriever_keys},
+                 {"retriever_workspace_bytes", t->retriever_workspace},
+                 {"kv_bytes", t->kv}};
+    json_t *o = json_object();
+    for (size_t i = 0; i < sizeof terms / sizeof *terms; i++)
+        json_object_set_new(o, terms[i].name, json_integer((json_int_t)terms[i].bytes));
+    return o;
+}
+
 static json_t *plan_json(const struct plan *p, const struct kv_layout *layout)
 {
     json_t *rows = json_array();
@@ -232,6 +303,8 @@ static json_t *plan_json(const struct plan *p, const struct kv_layout *layout)
         json_pack("{s:s, s:I, s:I, s:I, s:I, s:o}", "memory_model", p->exact ? "exact" : "paper",
                   "memory_bytes", (json_int_t)p->memory_bytes, "requests", (json_int_t)p->requests, "budget",
                   (json_int_t)p->budget, "context", (json_int_t)p->context, "thresholds", rows);
+    if (p->exact && p->gpu_bytes)
+        json_object_set_new(out, "gpu", terms_json(&p->terms));
     if (p->exact) {
         json_object_set_new(out, "slots", json_integer(p->slots));
         json_object_set_new(out, "kv_bytes_per_token",
@@ -246,7 +319,7 @@ static json_t *plan_json(const struct plan *p, const struct kv_layout *layout)
     return out;
 }
 
-static void print_table(const json_t *plan)
+static void print_table(json_t *plan)
 {
     printf("memory model %s: %.2f GiB, %lld requests, budget %lld\n",
            json_string_value(json_object_get(plan, "memory_model")),
@@ -263,6 +336,12 @@ static void print_table(const json_t *plan)
         if (bytes)
             printf("%s at %lld tokens a request: %.3f GiB\n", byte_rows[i][1], context,
                    (double)json_integer_value(bytes) / (1 << 30));
+    }
+    const char *name;
+    json_t *term;
+    json_object_foreach(json_object_get(plan, "gpu"), name, term)
+    {
+        printf("GPU %-28s %10.3f GiB\n", name, (double)json_integer_value(term) / (1 << 30));
     }
     printf("\n%18s  %s\n", "layers offloaded", "longest context");
     int marked = 0;
@@ -285,7 +364,7 @@ int plan_main(int argc, char **argv)
     struct plan plan = {.exact = 1, .requests = 1, .budget = 2048};
     int opt, index = 0;
     optind = 0;
-    while ((opt = getopt_long(argc, argv, "+m:h", long_options, &index)) != -1) {
+    while ((opt = getopt_long(argc, argv, "+m:H:h", long_options, &index)) != -1) {
         if (opt == 'h') {
             fputs(usage_text, stdout);
             return 0;
@@ -295,7 +374,10 @@ int plan_main(int argc, char **argv)
         if (set_option(&plan, opt, optarg) < 0) {
             fprintf(stderr,
                     "specontext plan: %s: found %s, expected another value; see specontext plan --help\n",
-                    opt == 'm' ? "--model" : long_options[index].name, optarg);
+                    opt == 'm'   ? "--model"
+                    : opt == 'H' ? "--head"
+                                 : long_options[index].name,
+                    optarg);
             return 2;
         }
     }

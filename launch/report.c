@@ -190,7 +190,7 @@ static void print_attention(const struct report *report, const struct kv_counter
     if (sum->mass_count && (report->options->min_mass > 0 || report->options->budget_top_p > 0))
         fprintf(to,
                 "by mass:    %10" PRIu64 " of %" PRIu64 " selections grew, %" PRIu64
-                " fell back to all positions; mass at the base budget %.3f\n",
+                " steps fell back to all positions; mass at the base budget %.3f\n",
                 sum->grown, sum->mass_count, sum->fallbacks, sequence_mass_base(sum));
     if (sum->bytes_if_reloaded)
         fprintf(to,

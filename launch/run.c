@@ -417,6 +417,8 @@ static int start(struct run *run, struct err *err)
     uint32_t sequences = run->options.sequences ? run->options.sequences : SEQUENCES_DEFAULT;
     struct parts_plan plan = {
         .options = &run->options,
+        .model = run->model,
+        .context = run->context,
         .head = run->head,
         .sequences = run->prompts.count < sequences ? run->prompts.count : sequences,
         .budget = run->budget_max,

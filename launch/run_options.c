@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/options.h"
+#include "compute/gpu.h"
 #include "proto/control.h"
 #include "proto/limits.h"
 
@@ -66,8 +67,14 @@ static const struct option_entry table[] = {
      .text = "the token that a selection is made from"},
     {.name = "pool", .kind = OPTION_CHOICE, AT(pool), .argument = "KIND", .initial = "head",
      .choices = "head|max|mean", .group = ATTENTION, .text = "how query heads share a selection"},
+    {.name = "device", .kind = OPTION_TEXT, AT(device), .argument = "NAME", .initial = "cpu", .group = MEMORY,
+     .text = "where the model computes: cpu, cuda, cuda:N or the UUID of a GPU"},
+    {.name = "retriever-device", .kind = OPTION_TEXT, AT(retriever_device), .argument = "NAME", .group = MEMORY,
+     .text = "where the retrieval head computes (default: as --device)"},
+    {.name = "gpu-memory", .kind = OPTION_SIZE, AT(gpu_memory), .argument = "SIZE", .initial = "0",
+     .group = MEMORY, .text = "memory of the card for all parts together; 0: 90 % of what is free"},
     {.name = "device-memory", .kind = OPTION_SIZE, AT(device_memory), .argument = "SIZE", .initial = "0",
-     .group = MEMORY, .text = "the KV cache's device memory; 0: 256M"},
+     .group = MEMORY, .text = "the KV cache's device memory; 0: 256M, on a GPU what --gpu-memory leaves"},
     {.name = "host-memory", .kind = OPTION_SIZE, AT(host_memory), .argument = "SIZE", .initial = "0",
      .group = MEMORY, .text = "the KV cache's host memory; 0: half of the machine's"},
     {.name = "slots", .kind = OPTION_UINT, AT(slots), .argument = "N", .initial = "0", .least = 0,
@@ -145,6 +152,24 @@ uint32_t run_options_budget_max(const struct run_options *o, uint32_t context)
     return most < context ? (uint32_t)most : context;
 }
 
+int run_options_check_devices(struct run_options *o, struct err *err)
+{
+    if (!o->retriever_device)
+        o->retriever_device = o->device;
+    const struct {
+        const char *option, *value;
+    } devices[] = {{"--device", o->device}, {"--retriever-device", o->retriever_device}};
+    for (int i = 0; i < 2; i++)
+        if (strcmp(devices[i].value, "cpu") != 0 && !gpu_named(devices[i].value))
+            return err_set(err, -EINVAL, "%s: found %s, expected cpu, cuda, cuda:N or GPU-UUID",
+                           devices[i].option, devices[i].value);
+    if (o->gpu_memory && !gpu_named(o->device))
+        return err_set(err, -EINVAL, "--gpu-memory: only with --device cuda");
+    if (gpu_named(o->device) && o->activations)
+        return err_set(err, -EINVAL, "--activations: only on the CPU; a GPU computes with bf16");
+    return 0;
+}
+
 /* Rules between options; each names the option that is to change. */
 static int check(const struct run_options *o, struct err *err)
 {
@@ -177,7 +202,9 @@ int run_options_parse(int argc, char **argv, struct run_options *ret_options, st
 {
     *ret_options = (struct run_options){0};
     int r = options_parse(table, argc, argv, ret_options, err);
-    return r ? r : check(ret_options, err);
+    if (r == 0)
+        r = check(ret_options, err);
+    return r ? r : run_options_check_devices(ret_options, err);
 }
 
 void run_options_help(FILE *to)

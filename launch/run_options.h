@@ -27,7 +27,9 @@ struct run_options {
     float min_mass, budget_top_p; /* 0: off */
     uint32_t pool;                /* 0: as the head recommends, 1 max, 2 mean */
 
-    uint32_t context;                    /* 0: the model's */
+    const char *device, *retriever_device; /* "cpu" or a GPU; the retriever's: in force after parsing */
+    uint64_t gpu_memory; /* bytes of the card for all parts together; 0: 90 % of what is free */
+    uint32_t context;    /* 0: the model's */
     uint64_t device_memory, host_memory; /* bytes; 0: the store's default */
     uint32_t slots, sequences;           /* 0: default */
     uint32_t offload_layers;
@@ -40,6 +42,9 @@ struct run_options {
     uint32_t top_k, repeat_last_n;
     int64_t seed; /* -1: a random one */
 };
+
+/* Devices: their names, the retriever's default, what goes together. For every program that has these options. */
+int run_options_check_devices(struct run_options *options, struct err *err);
 
 /* 0; 1 when help was asked for; -EINVAL with one line that names the option. Strings lead into argv. */
 int run_options_parse(int argc, char **argv, struct run_options *ret_options, struct err *err);

@@ -20,6 +20,7 @@
 #include "base/alloc.h"
 #include "base/check.h"
 #include "launch/notify.h"
+#include "link/daemon.h"
 #include "link/runtime.h"
 
 #define TICK_NS (50 * CLOCK_MS)
@@ -89,7 +90,9 @@ int supervise_create(const struct supervise_config *config, const struct supervi
     struct supervise *s = mem_alloc(1, sizeof *s);
     *s = (struct supervise){
         .loop = config->loop, .ops = ops, .arg = arg, .notify_fd = -1, .lifeline = {-1, -1}, .timer = -1};
-    int r = find_bin_dir(config->bin_dir, s->bin_dir, err);
+    int r = daemon_open_files(err);
+    if (!r)
+        r = find_bin_dir(config->bin_dir, s->bin_dir, err);
     if (r)
         goto fail;
     if (!config->dir) {
@@ -386,8 +389,9 @@ static void report_end(struct supervise *s)
         snprintf(text, sizeof text, "%s (pid %d) was ended by signal %d (%s)%s", part->program,
                  (int)part->pid, number, strsignal(number), when);
     } else {
-        snprintf(text, sizeof text, "%s (pid %d) ended with exit code %d%s%s%s", part->program, (int)part->pid,
-                 WEXITSTATUS(part->wait_status), when, part->last_words[0] ? ": " : "", part->last_words);
+        snprintf(text, sizeof text, "%s (pid %d) ended with exit code %d%s%s%s", part->program,
+                 (int)part->pid, WEXITSTATUS(part->wait_status), when, part->last_words[0] ? ": " : "",
+                 part->last_words);
     }
     fail(s, text);
 }

@@ -22,6 +22,7 @@ struct bus_server {
     struct bus *bus;
     void *socket;
     char *path;
+    struct unix_socket_file file;
     uint32_t role;
     struct bus_server_ops ops;
     void *arg;
@@ -56,6 +57,7 @@ int bus_serve(struct bus *bus, const char *path, uint32_t role, const struct bus
     struct bus_server *server = mem_alloc(1, sizeof *server);
     *server =
         (struct bus_server){.bus = bus, .path = mem_strdup(path), .role = role, .ops = *ops, .arg = arg};
+    server->file = unix_socket_file(path);
     char endpoint[128];
     snprintf(endpoint, sizeof endpoint, "ipc://%s", path);
     server->socket = bus_socket_open(bus, ZMQ_ROUTER);
@@ -84,8 +86,9 @@ void bus_server_close(struct bus_server **server_at)
 {
     struct bus_server *server = *server_at;
     *server_at = server->next;
+    /* Before the socket closes: nobody takes the path over while we listen. */
+    unix_socket_unlink(server->path, server->file);
     bus_socket_close(server->bus, &server->socket);
-    unlink(server->path);
     for (uint32_t i = 0; i < server->peer_count; i++)
         mem_free(&server->peers[i]);
     mem_free(&server->path);
@@ -132,6 +135,13 @@ void bus_close_peer(struct bus_server *server, struct bus_peer *peer)
 {
     remove_peer(server, peer);
     mem_free(&peer);
+}
+
+void bus_lose_peer(struct bus_server *server, const struct bus_peer *who)
+{
+    struct bus_peer *peer = find_peer(server, who->routing, who->routing_bytes);
+    if (peer && peer->epoch == who->epoch)
+        lose_peer(server, peer);
 }
 
 struct bus_peer *bus_find_role(struct bus_server *server, uint32_t role)
@@ -340,12 +350,20 @@ int bus_server_pump(struct bus_server *server)
     return 1;
 }
 
+/* A person may stop the command line and continue it: it is not lost while its process is there. */
+static bool is_lost(const struct bus_peer *peer, int64_t now_ns)
+{
+    int64_t silent_ns = now_ns - peer->heard_ns;
+    bool patient = peer->role == ROLE_LAUNCH && silent_ns <= BUS_PATIENCE_NS && bus_peer_lives(peer);
+    return silent_ns > BUS_SILENCE_NS && !patient;
+}
+
 void bus_server_tick(struct bus_server *server, int64_t now_ns, int64_t stalled_ns)
 {
     for (uint32_t i = 0; i < server->peer_count; i++)
         server->peers[i]->heard_ns += stalled_ns;
     for (uint32_t i = 0; i < server->peer_count;) {
-        if (now_ns - server->peers[i]->heard_ns > BUS_SILENCE_NS) {
+        if (is_lost(server->peers[i], now_ns)) {
             lose_peer(server, server->peers[i]);
             i = 0; /* the table may have changed under the daemon's hands */
         } else {

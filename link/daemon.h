@@ -33,6 +33,10 @@ struct daemon_options {
 /* Processors online, at most `most`, at least 1: the default of --threads. */
 int daemon_threads(int most);
 
+/* Raises the number of files that may be open to what the system allows. -EMFILE when that is too few to run
+ * at all. Every program calls it first: daemon_watch does. */
+int daemon_open_files(struct err *err);
+
 struct daemon {
     struct loop *loop;
     const struct daemon_options *options;

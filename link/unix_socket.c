@@ -66,6 +66,20 @@ int unix_socket_listen(const char *path, int backlog, int *ret_fd, struct err *e
     return 0;
 }
 
+struct unix_socket_file unix_socket_file(const char *path)
+{
+    struct stat st;
+    return lstat(path, &st) < 0 ? (struct unix_socket_file){0}
+                                : (struct unix_socket_file){.device = st.st_dev, .inode = st.st_ino};
+}
+
+void unix_socket_unlink(const char *path, struct unix_socket_file file)
+{
+    struct unix_socket_file now = unix_socket_file(path);
+    if (file.inode && now.inode == file.inode && now.device == file.device)
+        unlink(path);
+}
+
 int unix_socket_peer(int fd, pid_t *ret_pid, struct err *err)
 {
     struct ucred peer;

@@ -1,7 +1,8 @@
-/* Reads EAGLE-3 draft models; see eagle.h. What the layouts share is one: names of the tensors behind a prefix,
- * shapes, an embedding half before a feature half. They differ in where the configuration stands and in how layers
- * of features are counted. Weights that a retrieval head does not need are named one by one and passed over; a
- * weight that nobody knows is refused, since it may change what the projections mean. */
+/* Reads EAGLE-3 draft models; see eagle.h. What the layouts share is one: names of the tensors behind a
+ * prefix, shapes, an embedding half before a feature half. They differ in where the configuration stands
+ * and in how layers of features are counted. Weights that a retrieval head does not need are named one by
+ * one and passed over; a weight that nobody knows is refused, since it may change what the projections
+ * mean. */
 #include "model/eagle.h"
 
 #include <errno.h>
@@ -38,7 +39,8 @@ static const struct {
 
 static const char *const prefixes[] = {"midlayer.", "layers.0."};
 
-/* What the draft model needs for its own tokens, and this program does not. `*` stands for the layer's prefix. */
+/* What the draft model needs for its own tokens, and this program does not. `*` stands for the layer's
+ * prefix. */
 static const char *const passed_over[] = {
     "*self_attn.v_proj.weight",
     "*self_attn.o_proj.weight",
@@ -346,7 +348,7 @@ const char *eagle_weights_path(const struct eagle *eagle)
     return weights_find(&eagle->weights, name_of_layer(eagle, "*self_attn.q_proj.weight", full))->path;
 }
 
-/* ---- the head ------------------------------------------------------------------------------------------- */
+/* ---- the head ----------------------------------------------------------------------------------------- */
 
 static float element(enum dtype type, const uint8_t *at)
 {

@@ -1,6 +1,6 @@
 /* EAGLE-3 draft models as retrieval heads. A draft model is a folder with config.json and its weights, in
- * model.safetensors or pytorch_model.bin, as EAGLE, SpecForge, AngelSlim and speculators write them; of its one layer
- * the query and key projections, their norms and rotation are taken, and what feeds them.
+ * model.safetensors or pytorch_model.bin, as EAGLE, SpecForge, AngelSlim and speculators write them; of
+ * its one layer the query and key projections, their norms and rotation are taken, and what feeds them.
  *
  * The object owns the files' mappings and copies of what had to be cut or converted; one thread. */
 #ifndef MODEL_EAGLE_H
@@ -38,8 +38,8 @@ struct eagle_config {
 
 struct eagle;
 
-/* Opens and checks the folder. 0; an errno of the system; -EBADMSG for damaged files; -ENOTSUP for another kind of
- * draft model, or one with weights that this program does not know. */
+/* Opens and checks the folder. 0; an errno of the system; -EBADMSG for damaged files; -ENOTSUP for another
+ * kind of draft model, or one with weights that this program does not know. */
 int eagle_open(const char *folder, struct eagle **ret_eagle, struct err *err);
 void eagle_free(struct eagle **eagle);
 
@@ -57,9 +57,9 @@ struct eagle_options {
     enum head_pool pool;
 };
 
-/* Writes the head of `model` to `path`. Errors as head_write; -EXDEV when the draft model belongs to another
- * model (sizes); -ENOTSUP for features that cannot be kept; -ENOENT when an own embedding is asked for that is
- * not there. */
+/* Writes the head of `model` to `path`. Errors as head_write; -EXDEV when the draft model belongs to
+ * another model (sizes); -ENOTSUP for features that cannot be kept; -ENOENT when an own embedding is asked
+ * for that is not there. */
 int eagle_write(struct eagle *eagle, const struct model *model, const struct eagle_options *options,
                 const char *path, struct err *err);
 

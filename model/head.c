@@ -1,6 +1,6 @@
-/* Opens retrieval heads. struct head owns the mapped file and copies of tensors that lie unaligned in it; it is
- * built by one thread, then read only. Nothing here computes: the weights are handed out where they are
- * mapped. */
+/* Opens retrieval heads. struct head owns the mapped file and copies of tensors that lie unaligned in it;
+ * it is built by one thread, then read only. Nothing here computes: the weights are handed out where they
+ * are mapped. */
 #include "model/head.h"
 
 #include <errno.h>

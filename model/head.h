@@ -1,22 +1,23 @@
-/* The retrieval head's file: which positions matter is decided by one query and key projection of each layer
- * group over the token embedding and, where the head was made so, features of the model's step before. A
- * safetensors file that names the model it was made for.
+/* The retrieval head's file: which positions matter is decided by one query and key projection of each
+ * layer group over the token embedding and, where the head was made so, features of the model's step
+ * before. A safetensors file that names the model it was made for.
  *
  * Metadata (strings; numbers in decimal): format "specontext-head", version "1", model and tokenizer
  * (fingerprints, 32 hex digits), embedding model|own (by reference: the model file's matrix, or
- * embedding.weight), vocab, hidden, q_heads, kv_heads, head_dim, layers, groups, group_first_layer ("0,30":
- * groups + 1 numbers), rms_eps, rope_base, rope_dims, rope_pairs adjacent|halves, rope_scaling
- * none|linear|yarn, rope_factor, rope_original_context, trained_context, features none|target, pool max|mean;
- * with features target: feature_layers ("2,16,29": the features of a token are the hidden states that enter
- * these layers of the model, one after another), feature_hidden (their width); optional: rope_beta_fast,
- * rope_beta_slow, rope_attn_factor, calibration (see calibration.h), source (free text). Other keys are ignored.
- * Tensors: norm.weight F32 [hidden]; groups.G.q.weight [q_heads * head_dim][inputs], groups.G.k.weight
- * [kv_heads * head_dim][inputs] in F32, F16 or BF16, where inputs is hidden, with features target 2 * hidden: norm of
- * the embedding first, norm of the features behind it. embedding.weight [vocab][hidden] if own. With features
- * target: features.fc.weight [hidden][feature_layers * feature_hidden], features.norm.weight F32 [hidden]:
- * g = fc of the features of the position before, its norm is the projections' second half. Optional:
- * groups.G.norm.weight F32 [hidden] in place of norm.weight; groups.G.q_norm.weight, groups.G.k_norm.weight F32
- * [head_dim], norms of each head's query and key before the rotation; features.input_norm.weight F32 [feature_layers *
+ * embedding.weight), vocab, hidden, q_heads, kv_heads, head_dim, layers, groups, group_first_layer
+ * ("0,30": groups + 1 numbers), rms_eps, rope_base, rope_dims, rope_pairs adjacent|halves, rope_scaling
+ * none|linear|yarn, rope_factor, rope_original_context, trained_context, features none|target, pool
+ * max|mean; with features target: feature_layers ("2,16,29": the features of a token are the hidden states
+ * that enter these layers of the model, one after another), feature_hidden (their width); optional:
+ * rope_beta_fast, rope_beta_slow, rope_attn_factor, calibration (see calibration.h), source (free text).
+ * Other keys are ignored. Tensors: norm.weight F32 [hidden]; groups.G.q.weight [q_heads *
+ * head_dim][inputs], groups.G.k.weight [kv_heads * head_dim][inputs] in F32, F16 or BF16, where inputs is
+ * hidden, with features target 2 * hidden: norm of the embedding first, norm of the features behind it.
+ * embedding.weight [vocab][hidden] if own. With features target: features.fc.weight
+ * [hidden][feature_layers * feature_hidden], features.norm.weight F32 [hidden]: g = fc of the features of
+ * the position before, its norm is the projections' second half. Optional: groups.G.norm.weight F32
+ * [hidden] in place of norm.weight; groups.G.q_norm.weight, groups.G.k_norm.weight F32 [head_dim], norms
+ * of each head's query and key before the rotation; features.input_norm.weight F32 [feature_layers *
  * feature_hidden], a norm before fc; rope_freqs.weight F32 [rope_dims / 2] (divisors of the frequencies).
  * Others are refused. After head_open the object is read only: any thread. */
 #ifndef MODEL_HEAD_H
@@ -101,9 +102,9 @@ int head_rope(const struct head *head, uint32_t context, struct model_rope *ret_
 /* "none, base 10000, 64 dimensions, ...", "yarn, factor 4 over 2048 positions, ...": for logs and status. */
 void head_rope_text(const struct model_rope *rope, char *ret_text, size_t bytes);
 
-/* Writes path atomically. rope.freq_factors and `shared` may be NULL. A group's norm is written of its own where it
- * differs from that of group 0. Errors as safetensors_write, and -EBADMSG for a config that head_open would
- * refuse. */
+/* Writes path atomically. rope.freq_factors and `shared` may be NULL. A group's norm is written of its own
+ * where it differs from that of group 0. Errors as safetensors_write, and -EBADMSG for a config that
+ * head_open would refuse. */
 int head_write(const char *path, const struct head_config *config, const struct head_shared *shared,
                const struct head_group *groups, struct err *err);
 

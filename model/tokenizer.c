@@ -8,6 +8,7 @@
 #include <utf8proc.h>
 
 #include "base/alloc.h"
+#include "model/text_class.h"
 #include "model/tokenizer_private.h"
 #include "model/utf8.h"
 
@@ -197,6 +198,29 @@ static uint32_t find_mark(const struct tokenizer *t, const struct tokenizer_mark
     return TOKENIZER_NO_TOKEN;
 }
 
+/* What a mark takes from the text: its own bytes, and white space beside them. */
+struct cut {
+    size_t start, end;
+};
+
+/* False where the mark must stand alone and does not. `begin`: white space before it was taken already. */
+static bool cut_mark(const struct tokenizer *t, uint32_t id, struct name text, size_t begin, struct cut *cut)
+{
+    uint8_t how = t->vocab->cuts ? t->vocab->cuts[id] : 0;
+    struct name before = {text.text, cut->start}, after = {text.text + cut->end, text.bytes - cut->end};
+    if (how & VOCAB_CUT_SINGLE_WORD && (text_ends_with_word(before) || text_begins_with_word(after)))
+        return false;
+    if (how & VOCAB_CUT_LSTRIP) {
+        size_t start = before.bytes - text_space_at_end(before);
+        cut->start = start > begin ? start : begin;
+    }
+    if (how & VOCAB_CUT_RSTRIP)
+        cut->end += text_space_at_begin(after);
+    return true;
+}
+
+/* The search goes on behind a mark's own bytes, also where it took more or was none after all, as
+ * `tokenizers` does. */
 static int encode_marked(const struct tokenizer *t, const struct tokenizer_marks *marks, struct name text,
                          struct token_buf *out, struct err *err)
 {
@@ -208,9 +232,14 @@ static int encode_marked(const struct tokenizer *t, const struct tokenizer_marks
             at++;
             continue;
         }
-        rc = encode_plain(t, (struct name){text.text + begin, at - begin}, begin == 0, out, err);
+        struct cut cut = {at, at + t->raw[id].bytes};
+        at = cut.end;
+        if (!cut_mark(t, id, text, begin, &cut))
+            continue;
+        if (cut.start > begin)
+            rc = encode_plain(t, (struct name){text.text + begin, cut.start - begin}, begin == 0, out, err);
         token_buf_push(out, id);
-        begin = at += t->raw[id].bytes;
+        begin = cut.end;
     }
     struct name rest = {text.text + begin, text.bytes - begin};
     return rc ? rc : encode_plain(t, rest, begin == 0, out, err);

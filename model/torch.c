@@ -1,5 +1,5 @@
-/* Opens PyTorch's files. The object owns the mapping and the archive's directory; built by one thread, then read
- * only. */
+/* Opens PyTorch's files. The object owns the mapping and the archive's directory; built by one thread,
+ * then read only. */
 #include "model/torch.h"
 
 #include <errno.h>

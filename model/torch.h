@@ -1,10 +1,10 @@
-/* PyTorch's own files (pytorch_model.bin): a zip archive of stored members, one of which is a pickle. Read without
- * executing anything: the pickle may hold a plain dict of tensors and nothing else; whatever opcode or global
- * does not belong to that is refused by name. The file is mapped and checked as a whole when opened; then the
- * object is read only: any thread.
+/* PyTorch's own files (pytorch_model.bin): a zip archive of stored members, one of which is a pickle. Read
+ * without executing anything: the pickle may hold a plain dict of tensors and nothing else; whatever
+ * opcode or global does not belong to that is refused by name. The file is mapped and checked as a whole
+ * when opened; then the object is read only: any thread.
  *
- * What is understood: archives as torch.save has written them since 1.6, little endian, zip64 or not; dict and
- * OrderedDict; tensors that lie contiguously in their storage; parameters. */
+ * What is understood: archives as torch.save has written them since 1.6, little endian, zip64 or not; dict
+ * and OrderedDict; tensors that lie contiguously in their storage; parameters. */
 #ifndef MODEL_TORCH_H
 #define MODEL_TORCH_H
 

@@ -1,8 +1,8 @@
-/* The pickle of a dict of tensors, run by a machine that knows the opcodes which such a pickle consists of and
- * nothing else. Values are nodes in one array, the stack and the memo hold their numbers: an opcode makes at
- * most one node and copies nothing, so memory grows no faster than the file. A global is a number in the table
- * below; nothing is ever looked up, imported or called. Source: the opcodes' documentation in CPython's
- * pickletools, and what torch.save writes. */
+/* The pickle of a dict of tensors, run by a machine that knows the opcodes which such a pickle consists of
+ * and nothing else. Values are nodes in one array, the stack and the memo hold their numbers: an opcode
+ * makes at most one node and copies nothing, so memory grows no faster than the file. A global is a number
+ * in the table below; nothing is ever looked up, imported or called. Source: the opcodes' documentation in
+ * CPython's pickletools, and what torch.save writes. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdarg.h>

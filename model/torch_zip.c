@@ -1,6 +1,7 @@
 /* The directory of a zip archive in memory. Only what torch.save writes: members stored as they are, not
- * encrypted, in one file. No number of the file is used before it was held against what is there. Checksums are
- * not compared: torch can be told not to write them. Source: PKWARE's APPNOTE, sections 4.3 and 4.5.3. */
+ * encrypted, in one file. No number of the file is used before it was held against what is there.
+ * Checksums are not compared: torch can be told not to write them. Source: PKWARE's APPNOTE, sections 4.3
+ * and 4.5.3. */
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>

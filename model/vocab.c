@@ -225,6 +225,7 @@ void vocab_free(struct vocab **vocab)
         return;
     mem_free(&v->tokens);
     mem_free(&v->types);
+    mem_free(&v->cuts);
     mem_free(&v->scores);
     mem_free(&v->merges);
     while (v->blocks) {
@@ -268,6 +269,8 @@ struct hash128 vocab_fingerprint(const struct vocab *vocab)
         h = mix_text(h, v->tokens[i]);
         if (v->scores)
             h = hash_chain(h, &v->scores[i], sizeof v->scores[i]);
+        if (v->cuts && v->cuts[i])
+            h = hash_chain(h, &v->cuts[i], sizeof v->cuts[i]);
     }
     for (uint32_t i = 0; i < v->merge_count; i++)
         h = mix_text(h, v->merges[i]);

@@ -30,6 +30,13 @@ enum vocab_type {
     VOCAB_TYPE_BYTE = 6
 };
 
+/* How a token is cut out of text, as `tokenizers` has it: what it takes along, and where it is none. */
+enum vocab_cut {
+    VOCAB_CUT_LSTRIP = 1,     /* white space before it goes with it */
+    VOCAB_CUT_RSTRIP = 2,     /* ... behind it */
+    VOCAB_CUT_SINGLE_WORD = 4 /* it is one only where no word character touches it */
+};
+
 enum vocab_flag { VOCAB_FLAG_UNSAID = -1, VOCAB_FLAG_NO = 0, VOCAB_FLAG_YES = 1 };
 
 struct vocab {
@@ -38,6 +45,7 @@ struct vocab {
     uint32_t count;
     struct name *tokens; /* [count], as in the file */
     uint8_t *types;      /* [count], enum vocab_type */
+    uint8_t *cuts;       /* [count], enum vocab_cut's bits; NULL: none anywhere */
     float *scores;       /* [count]; NULL: `merges` says what is merged */
     uint32_t merge_count;
     struct name *merges; /* [merge_count], "left right", the first is merged first; unused with scores */

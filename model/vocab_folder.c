@@ -68,14 +68,18 @@ static int add_added(const struct source *s, const json_t *token)
         json_integer_value(id) < 0 || json_integer_value(id) > INT32_MAX)
         return err_set(s->err, -EBADMSG, "%.200s: added_tokens: found %s, expected objects of id and content",
                        s->path, json_kind(token));
-    static const char *const flags[] = {"lstrip", "rstrip", "single_word"};
-    for (unsigned i = 0; i < 3; i++)
-        if (flag_of(token, flags[i], false))
-            return err_set(s->err, -ENOTSUP, "%.200s: added_tokens: %.60s: found %s true, expected false",
-                           s->path, json_string_value(content), flags[i]);
     struct name text = vocab_keep(s->v, json_string_value(content), json_string_length(content));
-    return place_token(s, text, (uint32_t)json_integer_value(id),
-                       flag_of(token, "special", false) ? VOCAB_TYPE_CONTROL : VOCAB_TYPE_USER_DEFINED);
+    int rc = place_token(s, text, (uint32_t)json_integer_value(id),
+                         flag_of(token, "special", false) ? VOCAB_TYPE_CONTROL : VOCAB_TYPE_USER_DEFINED);
+    unsigned cuts = (flag_of(token, "lstrip", false) ? VOCAB_CUT_LSTRIP : 0u) |
+                    (flag_of(token, "rstrip", false) ? VOCAB_CUT_RSTRIP : 0u) |
+                    (flag_of(token, "single_word", false) ? VOCAB_CUT_SINGLE_WORD : 0u);
+    if (rc < 0 || !cuts)
+        return rc;
+    if (!s->v->cuts)
+        s->v->cuts = mem_alloc(s->v->count, sizeof *s->v->cuts);
+    s->v->cuts[json_integer_value(id)] = (uint8_t)cuts;
+    return 0;
 }
 
 static bool is_byte_token(struct name t)

@@ -1,6 +1,6 @@
-/* The tensors of a model under one index, whatever number and kind of files they lie in: one GGUF file, the
- * parts of a split one, safetensors shards, or a file of torch.save. The object owns the mapped files; once filled it is read only,
- * but for the marks of which tensors were asked for. Not for other folders. */
+/* The tensors of a model under one index, whatever number and kind of files they lie in: one GGUF file,
+ * the parts of a split one, safetensors shards, or a file of torch.save. The object owns the mapped files;
+ * once filled it is read only, but for the marks of which tensors were asked for. Not for other folders. */
 #ifndef MODEL_WEIGHTS_H
 #define MODEL_WEIGHTS_H
 
@@ -52,8 +52,8 @@ int weights_open_gguf(struct weights *weights, const char *path, struct err *err
  * -ENOENT when there are neither. */
 int weights_open_folder(struct weights *weights, const char *folder, struct err *err);
 
-/* Opens a pytorch_model.bin. 0; errors as torch_open; -EBADMSG when it names a tensor twice. Such weights have no
- * fingerprint. */
+/* Opens a pytorch_model.bin. 0; errors as torch_open; -EBADMSG when it names a tensor twice. Such weights
+ * have no fingerprint. */
 int weights_open_torch(struct weights *weights, const char *path, struct err *err);
 
 /* Accepts a zeroed object. */

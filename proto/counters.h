@@ -22,7 +22,7 @@ struct kv_counters {
     double mass_base_sum; /* ... had each list had its base budget */
     uint64_t mass_count;
     uint64_t grown;     /* of these selections: with a list longer than its base budget */
-    uint64_t fallbacks; /* ... whose mass was short: the layers on the device attended everything */
+    uint64_t fallbacks; /* steps whose set was short: the layers on the device attended everything */
 };
 
 #endif

@@ -17,6 +17,8 @@
 
 enum { KEY_BYTES = sizeof(uint16_t), UPLOAD_ROWS = 512 };
 
+_Static_assert(CUDA_KEYS_CHUNK == 512, "memory_gpu_retriever counts parts of this size");
+
 void card_must(struct card *c, int rc, const char *what)
 {
     struct err err = {0};
@@ -26,37 +28,6 @@ void card_must(struct card *c, int rc, const char *what)
         err_set(&err, rc, "%s", strerror(-rc));
     log_error("GPU %s: %s: %s", c->api->info(c->gpu)->uuid, what, err.text);
     _exit(1); /* the context is lost, and with it what an orderly end would wait for */
-}
-
-static struct card_sizes sizes_of(const struct head_config *h, uint32_t context, uint32_t sequences,
-                                  uint64_t work_bytes)
-{
-    uint64_t stride = ((uint64_t)context + CUDA_KEYS_CHUNK - 1) / CUDA_KEYS_CHUNK * CUDA_KEYS_CHUNK;
-    struct card_sizes s = {.row_bytes = (uint64_t)h->kv_heads * context * h->head_dim * KEY_BYTES};
-    /* Scores, and two numbers for every chunk of them; weights and positions to be ignored. */
-    uint64_t scores = h->q_heads * (stride + stride / CUDA_KEYS_CHUNK * 2) * sizeof(float);
-    uint64_t weights = h->kv_heads * stride * sizeof(float), fit = work_bytes / (scores + 2 * weights);
-    s.group_bytes = sequences * s.row_bytes;
-    s.slice = (uint32_t)(fit < 1 ? 1 : fit < sequences ? fit : sequences);
-    s.work = s.slice * scores;
-    s.weights = s.slice * weights;
-    s.index = weights > work_bytes / CARD_INDEX_SHARE ? weights : work_bytes / CARD_INDEX_SHARE;
-    return s;
-}
-
-struct card_bytes card_needs(const struct head_config *h, uint32_t context, uint32_t sequences,
-                             uint64_t work_bytes)
-{
-    struct card_sizes s = sizes_of(h, context, sequences, work_bytes);
-    uint64_t heads = h->q_heads + h->kv_heads, hidden = h->hidden, lists = LIMIT_SEQUENCES * h->kv_heads;
-    struct card_bytes b = {.keys = h->groups * s.group_bytes};
-    b.weights = 2 * (uint64_t)h->vocab * hidden + h->groups * (2 * heads * h->head_dim * hidden + 4 * hidden);
-    b.workspace = s.work + 2 * s.weights + s.index +
-                  CARD_TILE * (6 * hidden + 4 * (uint64_t)h->kv_heads * h->head_dim + 4 * h->rope.dims) +
-                  4 * (uint64_t)h->groups * LIMIT_SEQUENCES * h->q_heads * h->head_dim +
-                  4 * lists * (1 + CARD_MASSES * h->groups) + sizeof(struct card_tokens) +
-                  sizeof(struct card_queries) + sizeof(struct card_ranges);
-    return b;
 }
 
 static int check_options(const struct card_options *o, struct err *err)
@@ -71,6 +42,13 @@ static int check_options(const struct card_options *o, struct err *err)
                        " query heads a KV head, expected "
                        "a multiple of 8 and at most %d",
                        head_path(o->head), h->hidden, h->q_heads / h->kv_heads, CUDA_GROUP_MAX);
+    for (uint32_t g = 0; g < h->groups; g++)
+        if (head_groups(o->head)[g].q_norm.data)
+            return err_set(err, -ENOTSUP,
+                           "%s: groups.%" PRIu32
+                           ".q_norm.weight on a GPU: found, expected a head without norms of "
+                           "queries and keys; use --retriever-device cpu",
+                           head_path(o->head), g);
     if (o->context > CUDA_TOPK_MAX)
         return err_set(err, -ENOTSUP, "context on a GPU: found %" PRIu32 ", expected at most %d", o->context,
                        CUDA_TOPK_MAX);
@@ -106,8 +84,8 @@ static void *take_pinned(struct card *c, uint64_t bytes, int *rc, struct err *er
 
 static int check_room(struct card *c, struct err *err)
 {
-    struct card_bytes need = card_needs(c->config, c->context, c->sequences, c->work_bytes);
-    uint64_t all = need.weights + need.keys + need.workspace, room = 0;
+    const struct memory_gpu_retriever *need = &c->sizes;
+    uint64_t all = need->weights + need->keys + need->workspace, room = 0;
     int rc = c->api->memory_free(c->gpu, &room);
     if (rc < 0)
         return err_set(err, rc, "GPU %s: free memory is not known", c->api->info(c->gpu)->uuid);
@@ -117,11 +95,11 @@ static int check_room(struct card *c, struct err *err)
                    "GPU %s: the retriever needs %" PRIu64 " MiB (weights %" PRIu64 ", keys of %" PRIu32
                    " sequences of %" PRIu32 " positions %" PRIu64 ", work %" PRIu64 "), free are %" PRIu64
                    ": lower --sequences or --context, or use another --retriever-device",
-                   c->api->info(c->gpu)->uuid, all >> 20, need.weights >> 20, c->sequences, c->context,
-                   need.keys >> 20, need.workspace >> 20, room >> 20);
+                   c->api->info(c->gpu)->uuid, all >> 20, need->weights >> 20, c->sequences, c->context,
+                   need->keys >> 20, need->workspace >> 20, room >> 20);
 }
 
-static int take_memory(struct card *c, struct err *err)
+static int take_memory(struct card *c, const struct head_group *groups, struct err *err)
 {
     const struct head_config *h = c->config;
     struct card_bytes *b = &c->bytes;
@@ -131,6 +109,10 @@ static int take_memory(struct card *c, struct err *err)
     c->table = take(c, 2 * (uint64_t)h->vocab * h->hidden, &b->weights, &rc, err);
     for (uint32_t g = 0; g < h->groups; g++) {
         c->group[g].norm = take(c, 4 * h->hidden, &b->weights, &rc, err);
+        if (groups[g].q_norm.data)
+            c->group[g].q_norm = take(c, 4 * h->head_dim, &b->weights, &rc, err);
+        if (groups[g].k_norm.data)
+            c->group[g].k_norm = take(c, 4 * h->head_dim, &b->weights, &rc, err);
         c->group[g].q = take(c, 2 * q_row * h->hidden, &b->weights, &rc, err);
         c->group[g].k = take(c, 2 * k_row * h->hidden, &b->weights, &rc, err);
     }
@@ -142,9 +124,9 @@ static int take_memory(struct card *c, struct err *err)
     c->k = take(c, 4 * CARD_TILE * k_row, &b->workspace, &rc, err);
     c->angles = take(c, 4 * CARD_TILE * h->rope.dims, &b->workspace, &rc, err);
     c->q = take(c, 4 * h->groups * LIMIT_SEQUENCES * q_row, &b->workspace, &rc, err);
-    c->work = take(c, c->sizes.work, &b->workspace, &rc, err);
-    c->weights = take(c, c->sizes.weights, &b->workspace, &rc, err);
-    c->ignored = take(c, c->sizes.weights, &b->workspace, &rc, err);
+    c->work = take(c, c->sizes.scores, &b->workspace, &rc, err);
+    c->weights = take(c, c->sizes.pooled, &b->workspace, &rc, err);
+    c->ignored = take(c, c->sizes.pooled, &b->workspace, &rc, err);
     c->index = take(c, c->sizes.index, &b->workspace, &rc, err);
     c->counts = take(c, 4 * lists, &b->workspace, &rc, err);
     c->masses = take(c, 4 * lists * CARD_MASSES * h->groups, &b->workspace, &rc, err);
@@ -154,6 +136,7 @@ static int take_memory(struct card *c, struct err *err)
     c->host_ranges = take_pinned(c, sizeof *c->ranges, &rc, err);
     c->host_tokens = take_pinned(c, sizeof *c->tokens, &rc, err);
     c->host_queries = take_pinned(c, sizeof *c->queries, &rc, err);
+    c->host_weights = take_pinned(c, c->sizes.pooled, &rc, err);
     c->host_index = take_pinned(c, c->sizes.index, &rc, err);
     c->host_masses = take_pinned(c, 4 * lists * CARD_MASSES * h->groups, &rc, err);
     return rc;
@@ -198,6 +181,12 @@ static int upload(struct card *c, const struct card_options *o, struct err *err)
         rc = upload_matrix(c, o->compute, c->group[g].q, &groups[g].q);
         if (rc == 0)
             rc = upload_matrix(c, o->compute, c->group[g].k, &groups[g].k);
+        if (rc == 0 && groups[g].q_norm.data)
+            rc = c->api->copy(c->group[g].q_norm, groups[g].q_norm.data, 4 * (size_t)c->config->head_dim,
+                              c->stream);
+        if (rc == 0 && groups[g].k_norm.data)
+            rc = c->api->copy(c->group[g].k_norm, groups[g].k_norm.data, 4 * (size_t)c->config->head_dim,
+                              c->stream);
         if (rc == 0)
             rc =
                 c->api->copy(c->group[g].norm, groups[g].norm.data, 4 * (size_t)c->config->hidden, c->stream);
@@ -225,10 +214,22 @@ int card_create(const struct card_options *o, struct card **ret_card, struct err
                        .config = head_config(o->head),
                        .context = o->context,
                        .sequences = o->sequences,
-                       .work_bytes = o->work_bytes ? o->work_bytes : CARD_WORK_BYTES,
                        .mean = o->pool == HEAD_POOL_MEAN};
     c->vocab = c->config->vocab;
-    c->sizes = sizes_of(c->config, o->context, o->sequences, c->work_bytes);
+    struct memory_gpu_head head = {.vocab = c->config->vocab,
+                                   .hidden = c->config->hidden,
+                                   .q_heads = c->config->q_heads,
+                                   .kv_heads = c->config->kv_heads,
+                                   .head_dim = c->config->head_dim,
+                                   .groups = c->config->groups,
+                                   .rope_dims = c->config->rope.dims};
+    for (uint32_t g = 0; g < head.groups; g++)
+        head.head_norms += !!head_groups(o->head)[g].q_norm.data + !!head_groups(o->head)[g].k_norm.data;
+    memory_gpu_retriever(&head, o->context, o->sequences, o->work_bytes ? o->work_bytes : MEMORY_GPU_WORK,
+                         &c->sizes);
+    c->scratch.topk = mem_alloc(o->context, sizeof *c->scratch.topk);
+    c->scratch.index = mem_alloc(o->context, sizeof *c->scratch.index);
+    c->scratch.weights = mem_alloc(o->context, sizeof *c->scratch.weights);
     c->slices = mem_alloc((size_t)c->config->groups * LIMIT_SEQUENCES, sizeof *c->slices);
     rc = projection_rotation(o->head, o->context, &c->rotation, err);
     if (rc == 0)
@@ -236,7 +237,7 @@ int card_create(const struct card_options *o, struct card **ret_card, struct err
     if (rc == 0)
         rc = api->stream_create(c->gpu, GPU_PRIORITY_NORMAL, &c->stream, err);
     if (rc == 0)
-        rc = take_memory(c, err);
+        rc = take_memory(c, head_groups(o->head), err);
     if (rc == 0)
         rc = upload(c, o, err);
     if (rc < 0)
@@ -259,6 +260,9 @@ void card_free(struct card **card)
         c->api->free_host(c->gpu, c->pinned[i]);
     if (c->gpu)
         c->api->close(&c->gpu);
+    mem_free(&c->scratch.topk);
+    mem_free(&c->scratch.index);
+    mem_free(&c->scratch.weights);
     mem_free(&c->slices);
     mem_free(card);
 }
@@ -319,6 +323,21 @@ static void rotate(struct card *c, float *x, uint32_t heads, uint32_t n)
                              .dims = c->rotation.rope.dims,
                              .adjacent = !c->rotation.rope.halves};
     card_must(c, c->api->rope(&rope, c->stream), "rotation");
+}
+
+/* The norm of every head, where the head has one. */
+static void norm_heads(struct card *c, float *x, const void *weight, uint32_t heads, uint32_t n)
+{
+    struct cuda_headnorm norm = {.x = x,
+                                 .stride = (uint64_t)heads * c->config->head_dim,
+                                 .weight = weight,
+                                 .weight_type = DTYPE_F32,
+                                 .n = n,
+                                 .heads = heads,
+                                 .dim = c->config->head_dim,
+                                 .eps = c->config->rms_eps};
+    if (weight)
+        card_must(c, c->api->headnorm(&norm, c->stream), "norm of heads");
 }
 
 /* Embeddings of n tokens to x, and the angles of their positions. */
@@ -382,6 +401,7 @@ static void append_tile(struct card *c, uint32_t first, uint32_t n)
                                      .head_dim = h->head_dim};
         normalise(c, g, n);
         multiply(c, c->k, c->group[g].k, h->kv_heads * h->head_dim, n);
+        norm_heads(c, c->k, c->group[g].k_norm, h->kv_heads, n);
         rotate(c, c->k, h->kv_heads, n);
         card_must(c, c->api->keys_append(&a, c->stream), "keys");
     }
@@ -398,6 +418,7 @@ static void make_queries(struct card *c)
         float *q = c->q + (uint64_t)g * LIMIT_SEQUENCES * h->q_heads * h->head_dim;
         normalise(c, g, n);
         multiply(c, q, c->group[g].q, h->q_heads * h->head_dim, n);
+        norm_heads(c, q, c->group[g].q_norm, h->q_heads, n);
         rotate(c, q, h->q_heads, n);
     }
 }

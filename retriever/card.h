@@ -21,15 +21,13 @@
 
 struct card;
 
-#define CARD_WORK_BYTES (UINT64_C(256) << 20)
-
 struct card_options {
     const char *device; /* as struct gpu_api says */
     const struct model *model;
     const struct head *head;
     enum head_pool pool;
     uint32_t context, sequences;
-    uint64_t work_bytes;     /* bound of one slice of work, where one query fits; 0: CARD_WORK_BYTES */
+    uint64_t work_bytes;     /* bound of one slice of work, where one query fits; 0: MEMORY_GPU_WORK */
     struct compute *compute; /* widens the model's tensors at load */
 };
 
@@ -49,10 +47,6 @@ struct card_bytes card_bytes(const struct card *card);
 
 /* Bytes of keys that one position takes, all groups. */
 uint64_t card_key_bytes(const struct card *card);
-
-/* What these numbers take, context and libraries apart. */
-struct card_bytes card_needs(const struct head_config *head, uint32_t context, uint32_t sequences,
-                             uint64_t work_bytes);
 
 /* As projection_run: keys of all parts, queries of those that want one. keys->count counts, nothing else of
  * `keys` is used; `place` < sequences names the sequence's keys on the card. */

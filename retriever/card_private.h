@@ -2,13 +2,16 @@
 #ifndef RETRIEVER_CARD_PRIVATE_H
 #define RETRIEVER_CARD_PRIVATE_H
 
+#include <stdbool.h>
+
 #include "proto/limits.h"
+#include "proto/memory_gpu.h"
 #include "retriever/card.h"
+#include "retriever/reach.h"
 
 enum {
-    CARD_TILE = 256,      /* tokens that go through the projections together */
-    CARD_MASSES = 4,      /* of a list: selected, sinks, tail, all */
-    CARD_INDEX_SHARE = 16 /* of the work's bytes: selected positions between two waits */
+    CARD_TILE = MEMORY_GPU_CHUNK, /* tokens that go through the projections together */
+    CARD_MASSES = 4               /* of a list: selected, sinks, tail, all */
 };
 
 /* Numbers of the queries of a step, one entry each, written by the host and copied as a whole. */
@@ -33,19 +36,14 @@ struct card_slice {
     uint32_t group, first, count; /* queries */
     uint32_t k;                   /* for all of them; less where a range is shorter */
     uint32_t keys_max;
+    bool by_mass;                    /* lists end by the weights: the host picks */
     uint64_t index_at, index_stride; /* where their positions lie, in elements */
 };
 
 struct card_group {
-    void *norm;  /* f32 [hidden] */
-    void *q, *k; /* bf16 [heads * head_dim][hidden] */
-};
-
-struct card_sizes {
-    uint64_t row_bytes;   /* keys of one sequence and group */
-    uint64_t group_bytes; /* of all sequences */
-    uint32_t slice;       /* queries that fit into the work at full context */
-    uint64_t work, weights, index;
+    void *norm;            /* f32 [hidden] */
+    void *q_norm, *k_norm; /* f32 [head_dim], or NULL */
+    void *q, *k;           /* bf16 [heads * head_dim][hidden] */
 };
 
 struct card {
@@ -54,10 +52,9 @@ struct card {
     struct CUstream_st *stream;
     const struct head_config *config;
     struct projection_rotation rotation;
-    struct card_sizes sizes;
+    struct memory_gpu_retriever sizes;
     struct card_bytes bytes;
     uint32_t context, sequences, vocab;
-    uint64_t work_bytes;
     int mean;
 
     /* device */
@@ -86,6 +83,10 @@ struct card {
     struct card_ranges *host_ranges;
     uint32_t *host_index;
     float *host_masses;
+    float *host_weights; /* as `weights`, for lists by mass */
+
+    /* host */
+    struct reach_scratch scratch;
 
     struct card_slice *slices; /* in flight, see card_rank.c: [groups * LIMIT_SEQUENCES] */
     uint32_t query_count;

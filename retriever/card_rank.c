@@ -19,6 +19,11 @@ static uint32_t lower(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
+static bool by_mass(const struct rank_item *item)
+{
+    return item->rule.min_mass > 0 || item->rule.top_p > 0;
+}
+
 static uint32_t picks_of(const struct rank_item *item)
 {
     return lower(item->rule.k, item->limit - item->sinks);
@@ -38,8 +43,8 @@ static uint64_t stride_of(uint32_t count)
 /* Whether a slice of `queries` with so many keys fits into the memory that there is. */
 static bool fits(const struct card *c, uint32_t queries, uint32_t keys_max)
 {
-    return c->api->retrieval_work_bytes(queries, c->config->q_heads, keys_max) <= c->sizes.work &&
-           queries * c->config->kv_heads * stride_of(keys_max) * sizeof(float) <= c->sizes.weights;
+    return c->api->retrieval_work_bytes(queries, c->config->q_heads, keys_max) <= c->sizes.scores &&
+           queries * c->config->kv_heads * stride_of(keys_max) * sizeof(float) <= c->sizes.pooled;
 }
 
 /* The largest slice from `first` on. One launch has one k, which each range cuts to its own length: so an item
@@ -52,13 +57,16 @@ static struct card_slice next_slice(const struct card *c, const struct rank_item
         const struct rank_item *item = item_of(c, items, &s, s.count);
         uint32_t k = picks_of(item) > s.k ? picks_of(item) : s.k;
         uint32_t keys_max = item->keys.count > s.keys_max ? item->keys.count : s.keys_max;
-        bool same = lower(k, item->limit - item->sinks) == picks_of(item);
-        for (uint32_t i = 0; i < s.count && same; i++) {
+        s.by_mass = s.count ? s.by_mass : by_mass(item);
+        bool same = s.by_mass || lower(k, item->limit - item->sinks) == picks_of(item);
+        for (uint32_t i = 0; i < s.count && same && !s.by_mass; i++) {
             const struct rank_item *other = item_of(c, items, &s, i);
             same = lower(k, other->limit - other->sinks) == picks_of(other);
         }
-        uint64_t positions = (uint64_t)(s.count + 1) * c->config->kv_heads * lower(k, keys_max);
-        if (s.count && (!same || !fits(c, s.count + 1, keys_max) || positions * 4 > c->sizes.index))
+        uint64_t positions =
+            s.by_mass ? 0 : (uint64_t)(s.count + 1) * c->config->kv_heads * lower(k, keys_max);
+        if (s.count && (by_mass(item) != s.by_mass || !same || !fits(c, s.count + 1, keys_max) ||
+                        positions * 4 > c->sizes.index))
             break;
         s.k = k;
         s.keys_max = keys_max;
@@ -173,6 +181,31 @@ static void collect(const struct card *c, const struct rank_item *items, const s
     }
 }
 
+/* Lists whose length follows from the weights: the host walks these, as it does on the CPU. */
+static void pick_by_mass(struct card *c, const struct rank_item *items, const struct card_slice *s,
+                         struct rank_times *times)
+{
+    uint64_t stride = stride_of(s->keys_max), lists = (uint64_t)s->count * c->config->kv_heads;
+    int64_t begin = clock_now_ns();
+    queue_scores(c, s);
+    card_must(c, c->api->copy(c->host_weights, c->weights, lists * stride * sizeof *c->weights, c->stream),
+              "copy");
+    card_must(c, c->api->stream_sync(c->stream), "scores");
+    int64_t scored = clock_now_ns();
+    times->score_ns += scored - begin;
+    for (uint64_t l = 0; l < lists; l++) {
+        uint32_t h = (uint32_t)(l % c->config->kv_heads);
+        const struct rank_item *item = item_of(c, items, s, (uint32_t)(l / c->config->kv_heads));
+        rank_pick(item, h, c->host_weights + l * stride, &c->config->calibration, &c->scratch);
+        int64_t picked = clock_now_ns();
+        times->topk_ns += picked - scored;
+        if (item->before)
+            positions_difference(&item->added[h], &item->removed[h], &item->now[h], &item->before[h]);
+        scored = clock_now_ns();
+        times->encode_ns += scored - picked;
+    }
+}
+
 /* Waits for the slices in flight and takes their results. */
 static void flush(struct card *c, const struct rank_item *items, uint32_t *slices, uint64_t *used,
                   struct rank_times *times)
@@ -211,13 +244,17 @@ void card_rank(struct card *c, const struct rank_item *items, uint32_t count, st
         for (uint32_t first = 0; first < queries;) {
             struct card_slice s = next_slice(c, items, g, first, queries);
             uint64_t positions = (uint64_t)s.count * c->config->kv_heads * s.index_stride;
+            first += s.count;
+            if (s.by_mass) {
+                pick_by_mass(c, items, &s, ret_times);
+                continue;
+            }
             if ((used + positions) * sizeof *c->index > c->sizes.index)
                 flush(c, items, &slices, &used, ret_times);
             s.index_at = used;
             queue_slice(c, items, &s);
             c->slices[slices++] = s;
             used += positions;
-            first += s.count;
         }
     ret_times->score_ns +=
         clock_now_ns() - begin - ret_times->score_ns - ret_times->topk_ns - ret_times->encode_ns;

@@ -30,8 +30,8 @@ int projection_rotation(const struct head *head, uint32_t context, struct projec
                         struct err *err);
 
 /* For sequences of up to `context` positions; at most `queries_max` queries a call of projection_run.
- * `compute`, `model` and `head` are borrowed. Errors as projection_rotation, and -ENOTSUP for a head that needs
- * features of the model. */
+ * `compute`, `model` and `head` are borrowed. Errors as projection_rotation, and -ENOTSUP for a head that
+ * needs features of the model. */
 int projection_create(const struct model *model, const struct head *head, uint32_t context,
                       uint32_t queries_max, struct compute *compute, struct projection **ret_projection,
                       struct err *err);

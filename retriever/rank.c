@@ -115,25 +115,31 @@ static void score(struct rank *r, struct compute *c, float *weights, const struc
                               (int)r->kv_heads, (int)r->head_dim, r->scale, r->pool);
 }
 
+void rank_pick(const struct rank_item *item, uint32_t h, const float *weights,
+               const struct calibration *calibration, const struct reach_scratch *scratch)
+{
+    struct positions *now = &item->now[h];
+    uint32_t end = item->keys.count;
+    struct reach_input input = {.weights = weights + item->sinks,
+                                .count = item->limit - item->sinks,
+                                .outside = sum_of(weights, item->sinks) +
+                                           sum_of(weights + item->limit, end - item->limit),
+                                .all = sum_of(weights, end),
+                                .calibration = calibration};
+    now->count = reach_pick(now->at, &input, &item->rule, scratch, &item->found[h]);
+    for (uint32_t i = 0; i < now->count; i++)
+        now->at[i] += item->sinks;
+}
+
 static void pick(const struct rank *r, const struct rank_item *item, uint32_t h, const float *w,
                  struct lane *lane)
 {
-    struct positions *now = &item->now[h];
     int64_t begin = clock_now_ns();
-    uint32_t end = item->keys.count;
-    struct reach_input input = {.weights = w + item->sinks,
-                                .count = item->limit - item->sinks,
-                                .outside =
-                                    sum_of(w, item->sinks) + sum_of(w + item->limit, end - item->limit),
-                                .all = sum_of(w, end),
-                                .calibration = &r->calibration};
-    now->count = reach_pick(now->at, &input, &item->rule, &lane->scratch, &item->found[h]);
-    for (uint32_t i = 0; i < now->count; i++)
-        now->at[i] += item->sinks;
+    rank_pick(item, h, w, &r->calibration, &lane->scratch);
     int64_t picked = clock_now_ns();
     lane->times.topk_ns += picked - begin;
     if (item->before)
-        positions_difference(&item->added[h], &item->removed[h], now, &item->before[h]);
+        positions_difference(&item->added[h], &item->removed[h], &item->now[h], &item->before[h]);
     lane->times.encode_ns += clock_now_ns() - picked;
 }
 

@@ -37,6 +37,10 @@ struct rank_times {
     int64_t score_ns, topk_ns, encode_ns; /* add up to the time of the call */
 };
 
+/* Fills the list of head `h` of an item, and what was found of it, from the weights of all its keys. */
+void rank_pick(const struct rank_item *item, uint32_t h, const float *weights,
+               const struct calibration *calibration, const struct reach_scratch *scratch);
+
 /* Fills the lists and masses of all items. Results depend on nothing but the item. */
 void rank_run(struct rank *rank, const struct rank_item *items, uint32_t count, struct rank_times *ret_times);
 

@@ -239,12 +239,6 @@ static int check_open(const struct selector *s, const struct msg_open *o, struct
                        "sequence %" PRIu64 ": budget_base: found %" PRIu32
                        ", expected at most the budget of %" PRIu32,
                        o->sequence, o->budget_base, o->budget);
-    if (s->card && (o->min_mass > 0 || o->top_p > 0))
-        return err_set(err, -ENOTSUP,
-                       "sequence %" PRIu64
-                       ": min_mass or budget_top_p: lists of a length that goes by mass need "
-                       "the retriever on the CPU",
-                       o->sequence);
     uint32_t picks = picks_of(o, o->budget);
     uint64_t bytes = (uint64_t)(picks < o->capacity ? picks : o->capacity) * s->lists * 2 * sizeof(uint32_t);
     if (bytes > SET_BYTES_MAX)

@@ -24,7 +24,7 @@ struct selector_options {
     uint32_t sequences; /* open at a time, 1 .. LIMIT_SEQUENCES */
     int threads;
     enum compute_isa isa;
-    uint64_t work_bytes; /* on a GPU: scores and weights that are made at a time; 0: CARD_WORK_BYTES */
+    uint64_t work_bytes; /* on a GPU: scores and weights that are made at a time; 0: MEMORY_GPU_WORK */
 };
 
 int selector_create(const struct selector_options *options, struct selector **ret_selector, struct err *err);

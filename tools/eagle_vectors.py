@@ -2,14 +2,15 @@
 """Writes tests/vectors/eagle: a small model, EAGLE-3 draft models of random weights in every layout and both
 containers, and which positions they pick, by a float64 reference of the published formulas.
 
-Needs numpy and PyTorch, whose torch.save makes the pytorch_model.bin files. Run again only when a case is added:
+Needs numpy and PyTorch, whose torch.save makes the pytorch_model.bin files. Run again only when a case is
+added:
   tools/eagle_vectors.py tests/vectors/eagle
 
 expected.bin, little endian: "EVEC", u32 records; a record is char case[32], u32 context, u32 tokens, u32 key
 heads, u32 K for each head, the tokens as u32, then for each head the pooled softmax weights as f32 and the K
-largest positions, ascending, as u32. A head's keys are rounded to 16 bit before they are scored, as the key cache
-keeps them. The case "true-shape" has the shapes of a Llama 3.1 8B draft model; its weights are not stored but a
-hash of their place, see `hashed`.
+largest positions, ascending, as u32. A head's keys are rounded to 16 bit before they are scored, as the key
+cache keeps them. The case "true-shape" has the shapes of a Llama 3.1 8B draft model; its weights are not
+stored but a hash of their place, see `hashed`.
 """
 import json
 import math
@@ -45,8 +46,9 @@ def rounded(x, kind):
 def write_safetensors(path, tensors):
     header, data, at = {"__metadata__": {"format": "pt"}}, [], 0
     for name, (kind, x) in tensors.items():
-        raw = {"F16": lambda: x.astype("<f4").astype("<f2"), "BF16": lambda: bf16_bits(x), "F32": lambda: x.astype("<f4"),
-               "I64": lambda: x.astype("<i8"), "BOOL": lambda: x.astype("u1")}[kind]().tobytes()
+        raw = {"F16": lambda: x.astype("<f4").astype("<f2"), "BF16": lambda: bf16_bits(x),
+               "F32": lambda: x.astype("<f4"), "I64": lambda: x.astype("<i8"),
+               "BOOL": lambda: x.astype("u1")}[kind]().tobytes()
         header[name] = {"dtype": kind, "shape": list(x.shape), "data_offsets": [at, at + len(raw)]}
         data.append(raw)
         at += len(raw)
@@ -75,7 +77,7 @@ class Module(torch.nn.Module):
 def sliced(tensors):
     """All tensors of a type as parts of one storage."""
     out = {}
-    for dtype in {t.dtype for t in tensors.values()}:
+    for dtype in dict.fromkeys(t.dtype for t in tensors.values()):
         own = {n: t for n, t in tensors.items() if t.dtype == dtype}
         whole, at = torch.cat([t.reshape(-1) for t in own.values()]), 0
         for name, t in own.items():
@@ -134,7 +136,8 @@ def rotate(x, freqs):
     f, scale = freqs
     angle = np.arange(len(x))[:, None, None] * f
     a, b = np.split(x, 2, -1)
-    return np.concatenate([a * np.cos(angle) - b * np.sin(angle), a * np.sin(angle) + b * np.cos(angle)], -1) * scale
+    cos, sin = np.cos(angle) * scale, np.sin(angle) * scale
+    return np.concatenate([a * cos - b * sin, a * sin + b * cos], -1)
 
 
 def pick(inputs, wq, wk, heads, freqs, norms=None):
@@ -155,7 +158,7 @@ def pick(inputs, wq, wk, heads, freqs, norms=None):
 
 
 def record(case, context, tokens, weights):
-    """K of each head stands where the gap between neighbours is widest, so that rounding cannot change the set."""
+    """K of each head stands where the gap between neighbours is widest: rounding cannot change the set."""
     out = struct.pack("<32s3I", case.encode(), context, len(tokens), len(weights))
     tops = []
     for w in weights:
@@ -183,7 +186,8 @@ def model_tensors(rng):
                   p + "self_attn.k_proj.weight": matrix(KV_HEADS * DIM, HIDDEN),
                   p + "self_attn.v_proj.weight": matrix(KV_HEADS * DIM, HIDDEN),
                   p + "self_attn.o_proj.weight": matrix(HIDDEN, 4 * DIM),
-                  p + "mlp.gate_proj.weight": matrix(16, HIDDEN), p + "mlp.up_proj.weight": matrix(16, HIDDEN),
+                  p + "mlp.gate_proj.weight": matrix(16, HIDDEN),
+                  p + "mlp.up_proj.weight": matrix(16, HIDDEN),
                   p + "mlp.down_proj.weight": matrix(HIDDEN, 16)})
     return t
 
@@ -197,8 +201,8 @@ MODEL_CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "h
 
 def layer_config(**more):
     return {"model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": 16, "num_hidden_layers": 1,
-            "num_attention_heads": Q_HEADS, "num_key_value_heads": KV_HEADS, "head_dim": DIM, "rms_norm_eps": EPS,
-            "vocab_size": VOCAB, **more}
+            "num_attention_heads": Q_HEADS, "num_key_value_heads": KV_HEADS, "head_dim": DIM,
+            "rms_norm_eps": EPS, "vocab_size": VOCAB, **more}
 
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -239,7 +243,8 @@ def draft_tensors(rng, prefix, kind, embedding, model_embedding, norms, taps=3):
          p + "self_attn.q_proj.weight": matrix(Q_HEADS * DIM, 2 * HIDDEN, 1.7),
          p + "self_attn.k_proj.weight": matrix(KV_HEADS * DIM, 2 * HIDDEN, 1.7),
          p + "self_attn.v_proj.weight": matrix(KV_HEADS * DIM, 2 * HIDDEN),
-         p + "self_attn.o_proj.weight": matrix(HIDDEN, Q_HEADS * DIM), p + "mlp.gate_proj.weight": matrix(16, HIDDEN),
+         p + "self_attn.o_proj.weight": matrix(HIDDEN, Q_HEADS * DIM),
+         p + "mlp.gate_proj.weight": matrix(16, HIDDEN),
          p + "mlp.up_proj.weight": matrix(16, HIDDEN), p + "mlp.down_proj.weight": matrix(HIDDEN, 16),
          "norm.weight": vector(HIDDEN), "lm_head.weight": matrix(32, HIDDEN),
          "d2t": ("I64", np.arange(32) * 2), "t2d": ("BOOL", np.arange(VOCAB) % 3 == 0)}
@@ -282,7 +287,8 @@ def make_case(out, name, rng, model_embedding):
 
 def hashed(seed, rows, cols, row_length, scale):
     """f16 weights: a hash of seed and place (row * row_length + column), uniform in [-scale, scale)."""
-    x = np.arange(rows, dtype=np.uint32)[:, None] * np.uint32(row_length) + np.arange(cols, dtype=np.uint32)[None, :]
+    x = np.arange(rows, dtype=np.uint32)[:, None] * np.uint32(row_length)
+    x = x + np.arange(cols, dtype=np.uint32)[None, :]
     x = x + np.uint32(seed * 0x9e3779b9 % 2**32)
     for shift, factor in ((16, 0x7feb352d), (15, 0x846ca68b)):
         x ^= x >> np.uint32(shift)

@@ -13,6 +13,7 @@ The packages stay in OUT, so that a second call downloads nothing. Only the stan
 needed.
 """
 import argparse
+import gzip
 import pathlib
 import subprocess
 import sys
@@ -39,7 +40,6 @@ def member(deb, suffix):
         if len(found) != 1:
             raise ValueError(f"{deb}: expected one file *{suffix}, found {len(found)}")
         if found[0].suffix == ".gz":
-            import gzip
             return gzip.decompress(found[0].read_bytes()).decode("utf-8", "replace")
         return found[0].read_text(encoding="utf-8", errors="replace")
 
@@ -60,7 +60,7 @@ def main():
     novel, jargon, sqlite = (package(out, name) for name in PACKAGES)
     texts = {
         "novel.txt": ("\n\n".join(chapters(novels_read(novel)["persuasion"], 3, 12)) + "\n", 0),
-        "jargon.txt": (member(jargon, JARGON), 60000),
+        "jargon.txt": (member(jargon, "/jargon.txt.gz"), 60000),
         "sqlite.txt": (member(sqlite, "/sqlite3.h"), 0),
     }
     for name, (text, first) in texts.items():
@@ -68,8 +68,6 @@ def main():
         print(out / name)
     return 0
 
-
-JARGON = "/jargon.txt.gz"
 
 if __name__ == "__main__":
     sys.exit(main())

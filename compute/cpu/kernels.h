@@ -12,7 +12,8 @@
  *
  * The order with activations in int8: integer sums I of a block of 32 are exact; the float32 sum takes the
  * blocks in their order, each as (d * scale) * I, plus m * sum where the type has a minimum, all rounded one
- * by one (no fused operation). So every path gives the same bits. */
+ * by one (no fused operation). A type with a scale for every 16 adds the two halves first; minima of halves
+ * count as (m * scale) * total, added likewise. So every path gives the same bits. */
 #ifndef COMPUTE_CPU_KERNELS_H
 #define COMPUTE_CPU_KERNELS_H
 
@@ -119,7 +120,7 @@ extern const struct kernels kernels_reference;
 extern const struct kernels kernels_avx2;
 extern const struct kernels kernels_avx512;
 
-/* Elements of a quantized row to float32, for the types that no path has vector code for. */
+/* The reference's expand, for tests. */
 void reference_expand(float *out, enum dtype type, const uint8_t *row, uint32_t count);
 
 /* Types whose products run in integers when activations are quantized. */
@@ -132,6 +133,8 @@ static inline int q8_type(enum dtype type)
     case DTYPE_Q5_1:
     case DTYPE_Q8_0:
     case DTYPE_IQ4_NL:
+    case DTYPE_Q2_K:
+    case DTYPE_Q3_K:
     case DTYPE_Q4_K:
     case DTYPE_Q5_K:
     case DTYPE_Q6_K:
@@ -145,6 +148,8 @@ static inline int q8_type(enum dtype type)
 static inline int q8_offset(enum dtype type)
 {
     switch (type) {
+    case DTYPE_Q3_K:
+        return 4;
     case DTYPE_Q4_0:
         return 8;
     case DTYPE_Q5_0:
@@ -167,12 +172,17 @@ static inline int q8_has_min(enum dtype type)
 /* Has a scale for every 16 elements. */
 static inline int q8_has_halves(enum dtype type)
 {
-    return type == DTYPE_Q6_K;
+    return type == DTYPE_Q2_K || type == DTYPE_Q3_K || type == DTYPE_Q6_K;
 }
 
-/* One block of 32 of LANES rows: 4 elements of every row side by side. `m` is the second half's scale where
- * the type has halves. */
-enum { Q8_PANEL_BLOCK = Q8_ROWS * (Q8_BLOCK + 2 * 4) };
+/* Has a minimum too for every 16 elements. */
+static inline int q8_has_half_mins(enum dtype type)
+{
+    return type == DTYPE_Q2_K;
+}
+
+/* One block of 32 of LANES rows: 4 elements of every row side by side, and up to four float32. */
+enum { Q8_PANEL_BLOCK = Q8_ROWS * (Q8_BLOCK + 4 * 4) };
 
 /* Values of IQ4_NL's 16 codes (ggml's public table). */
 #define IQ4_NL_VALUES -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113

@@ -1,5 +1,4 @@
-/* Products in integers, a lane for each row: part of avx2.c and of avx512.c, which include it once each after
- * they have said how wide a register is. (Not a .c file, since instruction sets are chosen by file.)
+/* Products in integers, a lane for each row: part of avx2.c and of avx512.c, as float_lanes.h is.
  *
  * LANES rows are read a block of 32 at a time and transposed, so that register g holds elements 4g .. 4g + 3
  * of every row; one multiply-add of 8-bit numbers then serves four elements of LANES rows, and sums of rows
@@ -31,11 +30,11 @@
 
 #define NIBBLES 0x0f0f0f0fu
 
-/* One block of LANES rows: value = d * (u - offset) + m; d of the first half and m of the second where the
- * type has halves. */
+/* One block of LANES rows: value = d * (u - offset) + m. Where the type has halves, d is of the first and m
+ * of the second; `min` is what either adds, where both have one. */
 struct lanes_block {
     vi u[8];
-    vf d, m;
+    vf d, m, min[2];
 };
 
 /* t[i] is row i (and i + 8); becomes dword i of all rows. */
@@ -162,11 +161,51 @@ INLINE void lanes_q6_block(struct lanes_block *b, const uint8_t *const row[LANES
     b->m = d * lanes_float((vi)((vs)(scales << 16) >> 24));
 }
 
+INLINE vi lanes_byte(vi v, int index)
+{
+    return (v >> (uint32_t)(8 * index)) & 255;
+}
+
+/* Q2_K: 16 bytes of scale and minimum (a nibble each), 64 of bit pairs, d, dmin. */
+INLINE void lanes_q2_block(struct lanes_block *b, const uint8_t *const row[LANES], size_t at, uint32_t sub)
+{
+    lanes_load32(b->u, row, at + 16 + 32 * (size_t)(sub / 4));
+    for (int g = 0; g < 8; g++)
+        b->u[g] = (b->u[g] >> (2 * (sub % 4))) & 0x03030303u;
+    vi scales = lanes_u16(row, at + 2 * (size_t)sub);
+    vf d = lanes_f16(lanes_u16(row, at + 80)), dmin = -lanes_f16(lanes_u16(row, at + 82));
+    b->d = d * lanes_float(scales & 15);
+    b->m = d * lanes_float((scales >> 8) & 15);
+    b->min[0] = dmin * lanes_float((scales >> 4) & 15);
+    b->min[1] = dmin * lanes_float(scales >> 12);
+}
+
+/* Q3_K: 32 bytes of third bits, 64 of bit pairs, 12 of 6-bit scales less 32 (lower nibbles of the first
+ * eight and of the last eight in 8 bytes, upper bit pairs of every fourth in one), d. */
+INLINE void lanes_q3_block(struct lanes_block *b, const uint8_t *const row[LANES], size_t at, uint32_t sub)
+{
+    vi third[8];
+    lanes_load32(third, row, at);
+    lanes_load32(b->u, row, at + 32 + 32 * (size_t)(sub / 4));
+    for (int g = 0; g < 8; g++)
+        b->u[g] = ((b->u[g] >> (2 * (sub % 4))) & 0x03030303u) | (((third[g] >> sub) & 0x01010101u) << 2);
+    vi low = lanes_u16(row, at + 96 + 2 * (size_t)(sub % 4)) >> (sub / 4 * 4);
+    vi high = lanes_u16(row, at + 104 + 2 * (size_t)(sub % 2)) >> (sub / 2 * 2);
+    vi scales = (low & 0x0f0f) | ((high & 0x0303) << 4);
+    vf d = lanes_f16(lanes_u16(row, at + 108));
+    b->d = d * lanes_float(lanes_byte(scales, 0) - 32);
+    b->m = d * lanes_float(lanes_byte(scales, 1) - 32);
+}
+
 INLINE void lanes_read(enum dtype type, struct lanes_block *b, const uint8_t *const row[LANES],
                        uint32_t block)
 {
     if (type == DTYPE_Q4_K || type == DTYPE_Q5_K) {
         lanes_super_block(type, b, row, (size_t)(block / 8) * (type == DTYPE_Q5_K ? 176 : 144), block % 8);
+    } else if (type == DTYPE_Q2_K) {
+        lanes_q2_block(b, row, (size_t)(block / 8) * 84, block % 8);
+    } else if (type == DTYPE_Q3_K) {
+        lanes_q3_block(b, row, (size_t)(block / 8) * 110, block % 8);
     } else if (type == DTYPE_Q6_K) {
         lanes_q6_block(b, row, (size_t)(block / 8) * 210, block % 8);
     } else if (type == DTYPE_Q8_0) {
@@ -199,13 +238,18 @@ INLINE vi lanes_sum(enum dtype type, const vi u[8], const struct act_block *x, i
 }
 
 /* acc + this block's part, each operation rounded. */
-INLINE vf lanes_step(enum dtype type, vf acc, const vi u[8], vf d, vf m, const struct act_block *x)
+INLINE vf lanes_step(enum dtype type, vf acc, const struct lanes_block *b, const struct act_block *x)
 {
-    if (q8_has_halves(type))
-        return acc + ((d * x->scale) * lanes_float(lanes_sum(type, u, x, 0, 4)) +
-                      (m * x->scale) * lanes_float(lanes_sum(type, u, x, 4, 8)));
-    vf part = (d * x->scale) * lanes_float(lanes_sum(type, u, x, 0, 8));
-    return acc + (q8_has_min(type) ? part + m * x->sum : part);
+    if (!q8_has_halves(type)) {
+        vf part = (b->d * x->scale) * lanes_float(lanes_sum(type, b->u, x, 0, 8));
+        return acc + (q8_has_min(type) ? part + b->m * x->sum : part);
+    }
+    vf part = (b->d * x->scale) * lanes_float(lanes_sum(type, b->u, x, 0, 4)) +
+              (b->m * x->scale) * lanes_float(lanes_sum(type, b->u, x, 4, 8));
+    if (q8_has_half_mins(type))
+        part = part +
+               ((b->min[0] * x->scale) * (float)x->total[0] + (b->min[1] * x->scale) * (float)x->total[1]);
+    return acc + part;
 }
 
 /* Pointers to LANES rows; past the end the last row stands in, and its result is not stored. */
@@ -233,7 +277,7 @@ INLINE void q8_dot_rows_as(enum dtype type, float *out, const struct matrix *w, 
             for (size_t at = 0; at < ahead_step; at += 64)
                 _mm_prefetch((const char *)(ahead + i * ahead_step + at), _MM_HINT_T0);
             lanes_read(type, &b, row, i);
-            acc = lanes_step(type, acc, b.u, b.d, b.m, x + i);
+            acc = lanes_step(type, acc, &b, x + i);
         }
         memcpy(out + r, &acc, left * sizeof *out);
     }
@@ -243,12 +287,15 @@ INLINE void q8_panel_as(enum dtype type, void *panel, const uint8_t *const row[L
                         int blocks)
 {
     struct lanes_block *b = panel;
-    for (int i = 0; i < blocks; i++, b++) {
+    for (int i = 0; i < blocks; i++, b++) { /* by way of registers; what the type lacks is not written */
         struct lanes_block fresh;
         lanes_read(type, &fresh, row, block + (uint32_t)i);
-        if (!q8_has_min(type) && !q8_has_halves(type))
-            fresh.m = (vf){0};
-        *b = fresh;
+        memcpy(b->u, fresh.u, sizeof b->u);
+        b->d = fresh.d;
+        if (q8_has_min(type) || q8_has_halves(type))
+            b->m = fresh.m;
+        if (q8_has_half_mins(type))
+            memcpy(b->min, fresh.min, sizeof b->min);
     }
 }
 
@@ -275,7 +322,7 @@ INLINE void q8_tile_tokens(enum dtype type, const struct q8_tile *t, int token, 
         memcpy(&acc[i], t->acc + (token + i) * Q8_ROWS, sizeof acc[i]);
     for (int k = 0; k < t->blocks; k++, b++, x++)
         for (int i = 0; i < tokens; i++)
-            acc[i] = lanes_step(type, acc[i], b->u, b->d, b->m, x + (size_t)i * t->x_stride);
+            acc[i] = lanes_step(type, acc[i], b, x + (size_t)i * t->x_stride);
     for (int i = 0; i < tokens; i++)
         q8_store(t, token + i, acc[i]);
 }
@@ -296,6 +343,8 @@ INLINE void q8_tile_as(enum dtype type, const struct q8_tile *t)
     TYPE_CASE(call, DTYPE_Q5_1)   \
     TYPE_CASE(call, DTYPE_Q8_0)   \
     TYPE_CASE(call, DTYPE_IQ4_NL) \
+    TYPE_CASE(call, DTYPE_Q2_K)   \
+    TYPE_CASE(call, DTYPE_Q3_K)   \
     TYPE_CASE(call, DTYPE_Q4_K)   \
     TYPE_CASE(call, DTYPE_Q5_K)   \
     TYPE_CASE(call, DTYPE_Q6_K)   \
@@ -305,11 +354,11 @@ INLINE void q8_tile_as(enum dtype type, const struct q8_tile *t)
 static void q8_dot_rows(float *out, const struct matrix *w, uint32_t first_row, uint32_t rows,
                         const struct act_block *x)
 {
-#define DOT_ROWS(t) q8_dot_rows_as(t, out, w, first_row, rows, x)
+#define Q8_DOT_ROWS(t) q8_dot_rows_as(t, out, w, first_row, rows, x)
     switch (w->type) {
-        FOR_EACH_Q8_TYPE(DOT_ROWS);
+        FOR_EACH_Q8_TYPE(Q8_DOT_ROWS);
     }
-#undef DOT_ROWS
+#undef Q8_DOT_ROWS
 }
 
 static void q8_panel(void *panel, const struct matrix *w, uint32_t first, int rows, uint32_t block,

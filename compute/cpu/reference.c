@@ -94,27 +94,40 @@ static void expand_q45_k(float *out, const uint8_t *b, int five)
     }
 }
 
-/* 16 bytes of scale and minimum (a nibble each), 64 of bit pairs, d, dmin. */
+/* Element i's bit pair of Q2_K (16 bytes of scale and minimum, a nibble each, 64 of bit pairs, d, dmin) or of
+ * Q3_K (see q3_k_scale). */
+static int pair_at(const uint8_t *pairs, int i)
+{
+    return pairs[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
+}
+
 static void expand_q2_k(float *out, const uint8_t *b)
 {
     for (int i = 0; i < 256; i++) {
         uint8_t scale = b[i / 16];
-        int q = b[16 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
-        out[i] = load_f16(b + 80) * (float)(scale & 15) * (float)q - load_f16(b + 82) * (float)(scale >> 4);
+        out[i] = load_f16(b + 80) * (float)(scale & 15) * (float)pair_at(b + 16, i) -
+                 load_f16(b + 82) * (float)(scale >> 4);
     }
 }
 
 /* 32 bytes of third bits (clear: minus 4), 64 of bit pairs, 12 of 6-bit scales less 32, d. */
-static void expand_q3_k(float *out, const uint8_t *b)
+static int q3_k_scale(const uint8_t *b, int s)
 {
     const uint8_t *packed = b + 96;
-    for (int i = 0; i < 256; i++) {
-        int s = i / 16, low = s < 8 ? packed[s] & 15 : packed[s - 8] >> 4;
-        int scale = (low | (packed[8 + s % 4] >> (s / 4 * 2) & 3) << 4) - 32;
-        int q = b[32 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
-        q -= b[i % 32] >> (i / 32) & 1 ? 0 : 4;
-        out[i] = load_f16(b + 108) * (float)scale * (float)q;
-    }
+    int low = s < 8 ? packed[s] & 15 : packed[s - 8] >> 4;
+    return (low | (packed[8 + s % 4] >> (s / 4 * 2) & 3) << 4) - 32;
+}
+
+/* 0..7 */
+static int q3_k_at(const uint8_t *b, int i)
+{
+    return pair_at(b + 32, i) | (b[i % 32] >> (i / 32) & 1) << 2;
+}
+
+static void expand_q3_k(float *out, const uint8_t *b)
+{
+    for (int i = 0; i < 256; i++)
+        out[i] = load_f16(b + 108) * (float)q3_k_scale(b, i / 16) * (float)(q3_k_at(b, i) - 4);
 }
 
 /* Element i of a Q6_K block, 0..63: 128 bytes of nibbles, 64 of bit pairs, 16 int8 scales, d. */
@@ -258,19 +271,35 @@ static void quantize(struct act_block *out, const float *x, uint32_t cols)
     }
 }
 
-/* The numbers of block `block` of a row without their offset taken off, and their d and m (or second d). */
+/* The numbers of block `block` of a row without their offset taken off, and their d and m (or second d,
+ * and what either half adds). */
 struct numbers {
     int u[Q8_BLOCK];
-    float d, m;
+    float d, m, min[2];
 };
+
+static void numbers_of_halves(struct numbers *n, enum dtype type, const uint8_t *b, int sub)
+{
+    float scale[2];
+    for (int i = 0; i < Q8_BLOCK; i++)
+        n->u[i] = type == DTYPE_Q6_K   ? q6_k_at(b, 32 * sub + i)
+                  : type == DTYPE_Q3_K ? q3_k_at(b, 32 * sub + i)
+                                       : pair_at(b + 16, 32 * sub + i);
+    for (int h = 0; h < 2; h++) {
+        int s = 2 * sub + h;
+        scale[h] = type == DTYPE_Q6_K   ? load_f16(b + 208) * (float)(int8_t)b[192 + s]
+                   : type == DTYPE_Q3_K ? load_f16(b + 108) * (float)q3_k_scale(b, s)
+                                        : load_f16(b + 80) * (float)(b[s] & 15);
+        n->min[h] = type == DTYPE_Q2_K ? -(load_f16(b + 82) * (float)(b[s] >> 4)) : 0;
+    }
+    n->d = scale[0];
+    n->m = scale[1];
+}
 
 static void numbers_of_super(struct numbers *n, enum dtype type, const uint8_t *b, int sub)
 {
-    if (type == DTYPE_Q6_K) {
-        for (int i = 0; i < Q8_BLOCK; i++)
-            n->u[i] = q6_k_at(b, 32 * sub + i);
-        n->d = load_f16(b + 208) * (float)(int8_t)b[192 + 2 * sub];
-        n->m = load_f16(b + 208) * (float)(int8_t)b[193 + 2 * sub];
+    if (q8_has_halves(type)) {
+        numbers_of_halves(n, type, b, sub);
         return;
     }
     int scale, min, five = type == DTYPE_Q5_K;
@@ -311,8 +340,12 @@ static float q8_step(enum dtype type, float acc, const struct numbers *n, const 
     int32_t sum[2] = {0, 0};
     for (int i = 0; i < Q8_BLOCK; i++)
         sum[i / 16] += (n->u[i] - q8_offset(type)) * x->q[i];
-    if (q8_has_halves(type))
-        return acc + ((n->d * x->scale) * (float)sum[0] + (n->m * x->scale) * (float)sum[1]);
+    if (q8_has_halves(type)) {
+        float part = (n->d * x->scale) * (float)sum[0] + (n->m * x->scale) * (float)sum[1];
+        if (q8_has_half_mins(type))
+            part += (n->min[0] * x->scale) * (float)x->total[0] + (n->min[1] * x->scale) * (float)x->total[1];
+        return acc + part;
+    }
     float part = (n->d * x->scale) * (float)(sum[0] + sum[1]);
     return acc + (q8_has_min(type) ? part + n->m * x->sum : part);
 }

@@ -4,7 +4,8 @@
  * Three loops: scores and exponentials by chunk, each against the chunk's own maximum (every key is
  * loaded once for all query heads of its group); per query head the true maximum and sum, from the chunks
  * in order; then scaling and pooling. Scores rest in the compute object's shared buffer, so memory is
- * bounded; KV heads go through it as many at a time as fit. Called by the owner's thread. */
+ * bounded; KV heads go through it as many at a time as fit, a single one's query heads in slices where not
+ * even its scores do. Called by the owner's thread. */
 #include <math.h>
 #include <string.h>
 
@@ -26,8 +27,9 @@ struct job {
     float scale;
     enum pool_kind pool;
     int kv_head;      /* first KV head of this wave */
-    float *e;         /* [heads of the wave * group][count]: exp(score - chunk's maximum) */
-    float *max, *sum; /* [heads of the wave * group][chunks]; sum becomes the chunk's factor */
+    int first, rows;  /* query heads of each group that are worked on: first .. first + rows - 1 */
+    float *e;         /* [heads of the wave * rows][count]: exp(score - chunk's maximum) */
+    float *max, *sum; /* [heads of the wave * rows][chunks]; sum becomes the chunk's factor */
 };
 
 static int chunk_length(const struct job *job, int chunk)
@@ -41,14 +43,14 @@ static int chunks_end(const struct job *job, int first)
     return job->chunks - first < ITEM_CHUNKS ? job->chunks : first + ITEM_CHUNKS;
 }
 
-/* Query heads [row, row + rows) of the wave, all of KV head `head`. */
-static void score_chunk(const struct job *job, struct scratch *s, int head, int row, int rows, int chunk)
+/* Query heads [h, h + rows) of the slice of KV head `head`. */
+static void score_chunk(const struct job *job, struct scratch *s, int head, int h, int rows, int chunk)
 {
+    int query = (job->kv_head + head) * job->group + job->first + h, row = head * job->rows + h;
     size_t count = job->view->count, first = (size_t)chunk * ATTN_CHUNK;
     const float *q[ATTN_ROWS];
     for (int r = 0; r < rows; r++)
-        q[r] =
-            job->q + ((size_t)job->kv_head * (size_t)job->group + (size_t)(row + r)) * (size_t)job->head_dim;
+        q[r] = job->q + (size_t)(query + r) * (size_t)job->head_dim;
     struct attn_tile tile = {
         .piece = s->piece,
         .count = chunk_length(job, chunk),
@@ -75,9 +77,9 @@ static void score_item(void *arg, int index, int thread)
     const struct job *job = arg;
     int head = index / job->items, first = index % job->items * ITEM_CHUNKS;
     for (int chunk = first; chunk < chunks_end(job, first); chunk++)
-        for (int h = 0; h < job->group; h += ATTN_ROWS) {
-            int rows = job->group - h < ATTN_ROWS ? job->group - h : ATTN_ROWS;
-            score_chunk(job, &job->c->scratch[thread], head, head * job->group + h, rows, chunk);
+        for (int h = 0; h < job->rows; h += ATTN_ROWS) {
+            int rows = job->rows - h < ATTN_ROWS ? job->rows - h : ATTN_ROWS;
+            score_chunk(job, &job->c->scratch[thread], head, h, rows, chunk);
         }
 }
 
@@ -110,11 +112,11 @@ static void pool_item(void *arg, int index, int thread)
     for (int chunk = first; chunk < chunks_end(job, first); chunk++) {
         size_t at = (size_t)chunk * ATTN_CHUNK;
         float *out = job->weights + (size_t)(job->kv_head + head) * job->stride + at;
-        for (int h = 0; h < job->group; h++) {
-            size_t row = (size_t)(head * job->group + h);
+        for (int h = 0; h < job->rows; h++) {
+            size_t row = (size_t)(head * job->rows + h);
             job->kernels->pool_weights(out, job->e + row * job->view->count + at,
                                        job->sum[row * (size_t)job->chunks + (size_t)chunk],
-                                       chunk_length(job, chunk), job->pool, h == 0);
+                                       chunk_length(job, chunk), job->pool, job->first + h == 0);
         }
     }
 }
@@ -138,17 +140,20 @@ void compute_retrieval_weights(struct compute *c, float *weights, size_t stride,
                       .pool = pool};
     job.chunks = (int)((view->count + (uint64_t)ATTN_CHUNK - 1) / ATTN_CHUNK);
     job.items = (job.chunks + ITEM_CHUNKS - 1) / ITEM_CHUNKS;
-    size_t head_floats = (size_t)job.group * (view->count + 2 * (size_t)job.chunks);
-    int wave = head_floats <= SHARED_FLOATS ? (int)(SHARED_FLOATS / head_floats) : 0;
-    CHECK(wave > 0); /* 8 M scores of one group: 128 query heads over 64K keys, or 16 over 512K */
-    wave = wave < kv_heads ? wave : kv_heads;
+    size_t row_floats = view->count + 2 * (size_t)job.chunks;
+    CHECK(row_floats <= SHARED_FLOATS); /* 8 M keys */
+    int fit = (int)(SHARED_FLOATS / row_floats), slice = fit < job.group ? fit : job.group;
+    int wave = fit / slice < kv_heads ? fit / slice : kv_heads; /* 1 where a group is cut */
     job.e = c->shared;
-    job.max = job.e + (size_t)(wave * job.group) * view->count;
-    job.sum = job.max + (size_t)(wave * job.group) * (size_t)job.chunks;
+    job.max = job.e + (size_t)(wave * slice) * view->count;
+    job.sum = job.max + (size_t)(wave * slice) * (size_t)job.chunks;
     for (job.kv_head = 0; job.kv_head < kv_heads; job.kv_head += wave) {
         int heads = kv_heads - job.kv_head < wave ? kv_heads - job.kv_head : wave;
-        pool_run(c->pool, heads * job.items, score_item, &job);
-        pool_run(c->pool, heads * job.group, factor_item, &job);
-        pool_run(c->pool, heads * job.items, pool_item, &job);
+        for (job.first = 0; job.first < job.group; job.first += slice) {
+            job.rows = job.group - job.first < slice ? job.group - job.first : slice;
+            pool_run(c->pool, heads * job.items, score_item, &job);
+            pool_run(c->pool, heads * job.rows, factor_item, &job);
+            pool_run(c->pool, heads * job.items, pool_item, &job);
+        }
     }
 }

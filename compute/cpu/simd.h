@@ -13,7 +13,6 @@
 
 enum { PREFETCH_PIECES = 16, PREFETCH_BYTES = 8192 };
 
-void avx2_expand(float *out, enum dtype type, const uint8_t *row, uint32_t count);
 void avx2_quantize(struct act_block *out, const float *x, uint32_t cols);
 void avx2_rmsnorm(float *out, const float *x, const float *weight, int dim, float eps);
 void avx2_narrow(uint8_t *out, enum dtype type, const float *x, int count);
@@ -51,13 +50,6 @@ INLINE __m256 load8(enum dtype type, const uint8_t *p)
     return type == DTYPE_F16 ? load8_f16(p) : load8_bf16(p);
 }
 
-INLINE __m256 broadcast_f16(const uint8_t *p)
-{
-    uint16_t bits;
-    memcpy(&bits, p, sizeof bits);
-    return _mm256_set1_ps(_cvtsh_ss(bits));
-}
-
 INLINE size_t block32_bytes(enum dtype type)
 {
     return type == DTYPE_F32                            ? 128
@@ -93,27 +85,9 @@ struct span {
     int row, rows, d;
 };
 
-/* Types without vector code of their own: expanded piece by piece, then as float32. */
-static inline int is_rare(enum dtype type)
-{
-    return type == DTYPE_IQ4_NL || dtype_info(type)->block_len == 256;
-}
-
 #define TYPE_CASE(call, type) \
     case type:                \
         call(type);           \
         break;
-
-#define FOR_EACH_TYPE(call)     \
-    TYPE_CASE(call, DTYPE_F32)  \
-    TYPE_CASE(call, DTYPE_F16)  \
-    TYPE_CASE(call, DTYPE_BF16) \
-    TYPE_CASE(call, DTYPE_Q4_0) \
-    TYPE_CASE(call, DTYPE_Q4_1) \
-    TYPE_CASE(call, DTYPE_Q5_0) \
-    TYPE_CASE(call, DTYPE_Q5_1) \
-    TYPE_CASE(call, DTYPE_Q8_0) \
-    default:                    \
-        CHECK(!"a weight type that compute has no kernel for")
 
 #endif

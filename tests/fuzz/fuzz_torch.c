@@ -1,6 +1,6 @@
-/* libFuzzer target: any bytes as a file of torch.save. Opening must refuse or succeed; of an opened file every tensor
- * must be readable. Seeds a corpus folder with sound archives. The bytes are read twice: as a file, and as the pickle
- * of an otherwise sound one, which mutation of whole archives would seldom reach. */
+/* libFuzzer target: any bytes as a file of torch.save. Opening must refuse or succeed; of an opened file
+ * every tensor must be readable. Seeds a corpus folder with sound archives. The bytes are read twice: as a
+ * file, and as the pickle of an otherwise sound one, which mutation of whole archives would seldom reach. */
 #include <stddef.h>
 #include <stdint.h>
 

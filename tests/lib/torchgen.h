@@ -15,12 +15,12 @@ struct torchgen_member {
 
 #define TORCHGEN_BYTES_MAX 8192 /* of an archive that these functions can make */
 
-/* Writes the archive to `to` [TORCHGEN_BYTES_MAX], with sizes and places in extra fields and a zip64 end record
- * if `zip64`; returns its bytes. */
+/* Writes the archive to `to` [TORCHGEN_BYTES_MAX], with sizes and places in extra fields and a zip64 end
+ * record if `zip64`; returns its bytes. */
 size_t torchgen_zip(uint8_t *to, const struct torchgen_member *members, unsigned count, bool zip64);
 
-/* A pickle with one tensor "a" [3] of HalfStorage "0" in an OrderedDict with versions, as of a state dict, and its
- * six bytes of data; then both as an archive "m". */
+/* A pickle with one tensor "a" [3] of HalfStorage "0" in an OrderedDict with versions, as of a state dict,
+ * and its six bytes of data; then both as an archive "m". */
 extern const uint8_t torchgen_pickle[];
 extern const size_t torchgen_pickle_bytes;
 extern const uint8_t torchgen_storage[6];

@@ -1,5 +1,5 @@
-/* `specontext eval` with the real model: the shape of its JSON, that its figures are possible ones and the same
- * in every run, refusals, and an interrupt. */
+/* `specontext eval` with the real model: the shape of its JSON, that its figures are possible ones and the
+ * same in every run, refusals, and an interrupt. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -70,6 +70,9 @@ static void check_row(const json_t *row, const char *head, int budget)
     double mean = number(mass, "mean", 0.1, 1), best = number(oracle, "per_layer_head", mean, 1);
     number(mass, "p10", 0, mean);
     number(mass, "worst_head", 0, number(mass, "worst_layer", 0, mean));
+    const json_t *layers = json_object_get(mass, "by_layer_head");
+    assert_int_equal(json_array_size(layers), 30);
+    assert_int_equal(json_array_size(json_array_get(layers, 29)), 3);
     double group = number(oracle, "per_group", mean, best), shared = number(oracle, "shared", 0, group);
     number(oracle, "batch", 0, shared);
     number(oracle, "newest", 0, best);

@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "link/bus.h"
 #include "tests/lib/runcase.h"
 
 #define BOUND_NS      (5 * CLOCK_S)
@@ -116,6 +117,24 @@ static void test_stop_decoder(void **state)
 {
     (void)state;
     stop_part(RUNCASE_DECODER);
+}
+
+/* The command line stopped for longer than a peer may be silent: nobody is lost, and the answer is whole. */
+static void test_stop_command_line(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    struct runcase c;
+    RUNCASE_START(&c, "-p", "Count to a thousand.", "-n", "400", "--ignore-eos");
+    int64_t start_ns = clock_now_ns(), deadline_ns = start_ns + RUNCASE_START_S * CLOCK_S;
+    while (!c.proc.out.bytes)
+        assert_true(proc_pump(&c.proc, deadline_ns));
+    kill(c.proc.pid, SIGSTOP);
+    assert_false(proc_wait(&c.proc, clock_now_ns() + BUS_SILENCE_NS + CLOCK_S));
+    kill(c.proc.pid, SIGCONT);
+    runcase_end(&c, 0, clock_now_ns() + RUNCASE_START_S * CLOCK_S);
+    assert_int_equal(runcase_number(c.report, "generated_tokens"), 400);
+    runcase_free(&c);
 }
 
 static void interrupt(int number)
@@ -223,6 +242,7 @@ int main(void)
         cmocka_unit_test(test_stop_kvstore),
         cmocka_unit_test(test_stop_retriever),
         cmocka_unit_test(test_stop_decoder),
+        cmocka_unit_test(test_stop_command_line),
         cmocka_unit_test(test_interrupt),
         cmocka_unit_test(test_terminate),
         cmocka_unit_test(test_interrupt_twice),

@@ -57,6 +57,31 @@ static void test_usage(void **state)
     EXPECT(0, "", "version");
 }
 
+static void expect_few_files(const char *program, const char *arguments)
+{
+    char command[PATH_MAX + 128];
+    snprintf(command, sizeof command, "ulimit -n 20; exec '%s' %s", proc_program(program), arguments);
+    const char *argv[] = {"/bin/sh", "-c", command, NULL};
+    struct proc p;
+    proc_start(&p, argv, NULL);
+    assert_true(proc_wait(&p, clock_now_ns() + SHORT_NS));
+    if (!proc_exited(&p, 1) || !p.err.text ||
+        !strstr(p.err.text, "open files (ulimit -n): found a limit of 20"))
+        fail_msg("%s: found status %x and '%s'", program, p.status, p.err.text ? p.err.text : "");
+    proc_free(&p);
+}
+
+static void test_few_open_files(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    char arguments[2 * PATH_MAX];
+    snprintf(arguments, sizeof arguments, "run -m '%s' -p hi -n 2", RUNCASE_MODEL);
+    expect_few_files("specontext", arguments);
+    snprintf(arguments, sizeof arguments, "--runtime '%s'", runcase_path("few"));
+    expect_few_files("specontext-kvstore", arguments);
+}
+
 static void test_bad_input(void **state)
 {
     (void)state;
@@ -211,10 +236,15 @@ static void test_status(void **state)
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_usage),          cmocka_unit_test(test_bad_input),
-        cmocka_unit_test(test_bad_head),       cmocka_unit_test(test_too_little_memory),
-        cmocka_unit_test(test_report_places),  cmocka_unit_test(test_closed_output),
-        cmocka_unit_test(test_absent_streams), cmocka_unit_test(test_status),
+        cmocka_unit_test(test_usage),
+        cmocka_unit_test(test_bad_input),
+        cmocka_unit_test(test_few_open_files),
+        cmocka_unit_test(test_bad_head),
+        cmocka_unit_test(test_too_little_memory),
+        cmocka_unit_test(test_report_places),
+        cmocka_unit_test(test_closed_output),
+        cmocka_unit_test(test_absent_streams),
+        cmocka_unit_test(test_status),
     };
     return cmocka_run_group_tests(tests, runcase_set_up, runcase_tear_down);
 }

@@ -14,6 +14,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "compute/gpu.h"
 #include "link/flag.h"
 #include "link/segment.h"
 #include "proto/control.h"
@@ -30,18 +31,21 @@ enum store_fault {
     STORE_LONG_LIST,   /* more than list_max */
     STORE_POISONS_ROW, /* a K row full of NaN */
     STORE_SILENT,      /* answers no step of it, nor later ones */
+    STORE_SHORT,       /* lists of the token alone, and everything to be attended where that is possible */
+    STORE_NO_ROWS,     /* makes the tables, and nothing after */
 };
 
 struct store {
     struct kv_layout layout;
     struct segment control_segment, device_segment;
+    const struct gpu_api *api; /* device memory on a GPU; NULL: a memfd */
+    struct gpu *gpu;
     struct control_header *control;
     uint8_t *device;
     uint64_t slots_at; /* of the slabs, behind the pages */
     int bell;
     pthread_t thread;
     atomic_int stop;
-    atomic_uint offloaded_from; /* first layer without pages in sparse steps */
     atomic_int fault;
     atomic_uint fault_sequence;
     atomic_int steps_left; /* answers that many steps, then none until it is raised */
@@ -61,6 +65,8 @@ static inline void store_step(struct store *s, struct step_record *r)
     if (r->kind == STEP_SPARSE && r->selection == SELECTION_MIXED)
         flag_raise(control_flag_at(s->control, FLAG_TABLES_EARLY), r->step);
     flag_raise(control_flag_at(s->control, FLAG_TABLES_LATE), r->step);
+    if (atomic_load(&s->fault) == STORE_NO_ROWS)
+        return;
     for (uint32_t run = 0; run < s->control->runs; run++) {
         flag_raise(control_flag_at(s->control, FLAG_ROWS_READY + run), r->step);
         if (r->kind == STEP_DENSE &&
@@ -70,7 +76,7 @@ static inline void store_step(struct store *s, struct step_record *r)
     if (flag_wait(control_flag_at(s->control, FLAG_KV_WRITTEN), r->step, deadline, 0) < 0)
         return;
     for (uint32_t i = 0; r->kind == STEP_SPARSE && i < r->entries; i++)
-        store_move(s, &r->entry[i], r->entry[i].position, 0);
+        store_move(s, r, &r->entry[i], r->entry[i].position, 0);
     flag_raise(control_flag_at(s->control, FLAG_COMMITTED), r->step);
 }
 
@@ -95,10 +101,27 @@ static inline void *store_main(void *arg)
     return NULL;
 }
 
-static inline void store_start(struct store *s, const struct kv_layout *layout, uint64_t decoder_epoch)
+/* The double's device memory can be written by the CPU as well. */
+static inline void store_make_device(struct store *s, struct control_params *params, uint8_t *handle)
+{
+    void *at = NULL;
+    params->device_form = CONTROL_DEVICE_CUDA;
+    params->device_handle = handle;
+    CHECK(s->api->open("cuda:0", &s->gpu, NULL) == 0);
+    params->device_uuid = s->api->info(s->gpu)->uuid;
+    CHECK(s->api->alloc(s->gpu, params->device_bytes, &at, NULL) == 0);
+    CHECK(s->api->ipc_export(s->gpu, at, handle, NULL) == 0);
+    s->device = at;
+}
+
+/* `api` NULL: device memory is a memfd. */
+static inline void store_start_on(struct store *s, const struct kv_layout *layout, uint64_t decoder_epoch,
+                                  const struct gpu_api *api)
 {
     memset(s, 0, sizeof *s);
     s->layout = *layout;
+    s->api = api;
+    uint8_t handle[GPU_IPC_BYTES];
     struct control_params params = {.store_epoch = 1,
                                     .decoder_epoch = decoder_epoch,
                                     .sequences_max = STORE_SEQUENCES,
@@ -111,19 +134,35 @@ static inline void store_start(struct store *s, const struct kv_layout *layout, 
     uint64_t pairs = (uint64_t)STORE_SEQUENCES * layout->layers;
     s->slots_at = pairs * (STORE_CONTEXT / BLOCK_TOKENS) * trial.page_bytes;
     params.device_bytes = s->slots_at + pairs * trial.slabs_max * trial.slab_bytes;
+    if (api)
+        store_make_device(s, &params, handle);
+    else
+        CHECK(segment_create("test-device", params.device_bytes, &s->device_segment, NULL) == 0);
     control_header_init(&trial, layout, &params);
     CHECK(segment_create("test-control", trial.total_bytes, &s->control_segment, NULL) == 0);
-    CHECK(segment_create("test-device", params.device_bytes, &s->device_segment, NULL) == 0);
     s->control = s->control_segment.at;
-    s->device = s->device_segment.at;
+    s->device = api ? s->device : s->device_segment.at;
     memcpy(s->control, &trial, sizeof trial);
     CHECK(control_header_check(s->control, layout, trial.total_bytes, NULL) == 0);
     memset(s->device, 0xff, (size_t)params.device_bytes);
     s->next = params.first_step;
-    atomic_store(&s->offloaded_from, layout->layers);
     atomic_store(&s->steps_left, INT_MAX);
     CHECK(doorbell_create(&s->bell) == 0);
     CHECK(pthread_create(&s->thread, NULL, store_main, s) == 0);
+}
+
+static inline void store_start(struct store *s, const struct kv_layout *layout, uint64_t decoder_epoch)
+{
+    store_start_on(s, layout, decoder_epoch, NULL);
+}
+
+/* Between steps: proposes a resident set of layers [0, from). */
+static inline void store_offload(struct store *s, uint32_t from)
+{
+    struct control_flag *proposed = control_flag_at(s->control, FLAG_RESIDENT_PROPOSED);
+    uint32_t version = atomic_load(&proposed->value) + 1;
+    s->control->resident_layers[version % CONTROL_RESIDENT_RING] = from;
+    flag_raise(proposed, version);
 }
 
 /* Any thread: lets it answer `steps` more. */
@@ -133,15 +172,27 @@ static inline void store_allow(struct store *s, int steps)
     doorbell_ring(s->bell);
 }
 
-static inline void store_stop(struct store *s)
+/* Ends its thread; the memory stays. */
+static inline void store_break(struct store *s)
 {
-    atomic_store(&s->stop, 1);
+    if (atomic_exchange(&s->stop, 1))
+        return;
     flag_abort_all(s->control);
     doorbell_ring(s->bell);
     pthread_join(s->thread, NULL);
+}
+
+static inline void store_stop(struct store *s)
+{
+    store_break(s);
     close(s->bell);
     segment_close(&s->control_segment);
-    segment_close(&s->device_segment);
+    if (s->api) {
+        s->api->free(s->gpu, s->device);
+        s->api->close(&s->gpu);
+    } else {
+        segment_close(&s->device_segment);
+    }
 }
 
 #endif

@@ -37,6 +37,12 @@ static inline uint32_t store_slot(const struct store *s, uint32_t position)
     return s->control->slots - 1 - position;
 }
 
+/* Layers with pages in sparse steps. */
+static inline uint32_t store_resident(const struct store *s, const struct step_record *r)
+{
+    return s->control->resident_layers[r->resident_version % CONTROL_RESIDENT_RING];
+}
+
 static inline struct table_view store_view(struct store *s, uint32_t step)
 {
     struct table_view v = {s->control, (uint8_t *)control_table_at(s->control, step), {0}};
@@ -55,6 +61,11 @@ static inline void store_lists(struct store *s, struct table_view *v, const stru
                 for (uint32_t p = 0; p <= e->position; p++) {
                     table_positions_at(v, list)[p] = p;
                     table_slots_at(v, list)[p] = store_slot(s, p);
+                }
+                if (fault == STORE_SHORT) {
+                    *table_count_at(v, list) = 1;
+                    table_positions_at(v, list)[0] = e->position;
+                    table_slots_at(v, list)[0] = store_slot(s, e->position);
                 }
                 if (fault == STORE_BAD_LIST)
                     table_positions_at(v, list)[e->position] = e->position + 1;
@@ -79,9 +90,10 @@ static inline void store_places(struct store *s, struct table_view *v, const str
 }
 
 /* Between pages, which stand for the host here, and slots. */
-static inline void store_move(struct store *s, const struct step_entry *e, uint32_t first, int to_slots)
+static inline void store_move(struct store *s, const struct step_record *r, const struct step_entry *e,
+                              uint32_t first, int to_slots)
 {
-    for (uint32_t l = atomic_load(&s->offloaded_from); l < s->layout.layers; l++)
+    for (uint32_t l = store_resident(s, r); l < s->layout.layers; l++)
         for (uint32_t h = 0; h < s->layout.row_heads; h++)
             for (uint32_t p = first; p < e->position + !to_slots; p++) {
                 uint8_t *page = store_in_page(s, e->sequence, l, h, p);
@@ -94,7 +106,7 @@ static inline void store_fill(struct store *s, struct step_record *r)
 {
     struct table_view v = store_view(s, r->step);
     struct table_header *head = (struct table_header *)v.base;
-    uint32_t resident = atomic_load(&s->offloaded_from), staged = 0;
+    uint32_t resident = store_resident(s, r), staged = 0;
     memset(head, 0, sizeof *head);
     head->step = r->step;
     head->resident_version = r->resident_version;
@@ -107,14 +119,15 @@ static inline void store_fill(struct store *s, struct step_record *r)
         if (r->kind == STEP_DENSE && resident < s->layout.layers && staged > STORE_STAGING)
             status = -ENOSPC;
         for (uint32_t phase = 0; phase < 2; phase++)
-            *table_sequence_at(&v, phase, e->sequence) = (struct table_sequence){r->step, status, 0, 0};
+            *table_sequence_at(&v, phase, e->sequence) =
+                (struct table_sequence){r->step, status, 0, fault == STORE_SHORT ? TABLE_ATTEND_ALL : 0};
         store_places(s, &v, e, fault);
         if (r->kind != STEP_SPARSE)
             continue;
         if (fault == STORE_POISONS_ROW)
             memset(store_in_page(s, e->sequence, 1, 0, 0), 0xff, s->layout.piece_bytes);
         store_lists(s, &v, e, fault);
-        store_move(s, e, 0, 1);
+        store_move(s, r, e, 0, 1);
     }
 }
 

@@ -43,7 +43,7 @@ struct fake_sequence {
     uint32_t index, next, prompt, capacity, budget, sinks, window;
     bool has;      /* the retriever sent a set */
     uint32_t base; /* usual budget, past which lists grow in some steps, with marks; 0: the budget */
-    uint32_t grown, fallbacks; /* sets sent with the marks */
+    uint32_t grown, fallbacks; /* sets sent with the mark; steps in which it was to be heeded */
     struct fake_set set, before;
     uint32_t tokens[FAKE_CONTEXT];
 };

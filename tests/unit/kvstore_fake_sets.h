@@ -19,7 +19,6 @@ static inline void fake_choose(struct fake *f, struct fake_sequence *s, uint32_t
     if (s->base && !(set->flags & TOPK_ENTRY_GROWN))
         usual = s->base - s->sinks - s->window - 1;
     s->grown += (set->flags & TOPK_ENTRY_GROWN) != 0;
-    s->fallbacks += (set->flags & TOPK_ENTRY_SHORT) != 0;
     uint32_t stay = 20 + fake_random(f, 80);
     for (uint32_t l = 0; l < f->layout.groups * f->layout.selection_heads; l++) {
         static uint8_t marks[FAKE_CONTEXT];
@@ -167,7 +166,7 @@ static inline void fake_layers(struct fake *f, const struct fake_step *step, uin
         assert_true(fake_comes(f, FLAG_ROWS_READY + layout_run_of(&f->layout, layer)));
         bool early = step->selection == SELECTION_MIXED && layer < step->early_layers;
         for (uint32_t i = 0; i < step->entries; i++) {
-            const struct fake_sequence *s = step->sequence[i];
+            struct fake_sequence *s = step->sequence[i];
             if (fake_status(f, s) < 0)
                 continue;
             bool older = early || step->selection == SELECTION_PREVIOUS;
@@ -176,7 +175,9 @@ static inline void fake_layers(struct fake *f, const struct fake_step *step, uin
             fake_write_token(f, s, layer);
             bool all = set->flags & TOPK_ENTRY_SHORT;
             assert_int_equal(table_sequence_at(&f->view[f->step & 1], early ? 0 : 1, s->index)->flags,
-                             all ? TABLE_ATTEND_ALL : 0);
+                             all && fake_tables(f)->resident[0] ? TABLE_ATTEND_ALL : 0);
+            bool late_all = (early ? s->set.flags : set->flags) & TOPK_ENTRY_SHORT;
+            s->fallbacks += layer + 1 == f->layout.layers && late_all && fake_tables(f)->resident[0];
             if (all && fake_tables(f)->resident[layer])
                 fake_check_all(f, s, layer);
             for (uint32_t h = 0; h < f->layout.selection_heads; h++)

@@ -43,7 +43,7 @@ struct rig {
     char dir[40], model_path[64], head_path[64];
     struct model *model;
     struct head *head;
-    float norm[RIG_GROUPS_MAX][RIG_HIDDEN];
+    float norm[RIG_GROUPS_MAX][RIG_HIDDEN], head_norm[RIG_HEAD_DIM];
     float q[RIG_GROUPS_MAX][RIG_Q_ROWS * RIG_HIDDEN], k[RIG_GROUPS_MAX][RIG_KV_ROWS * RIG_HIDDEN];
 };
 
@@ -51,6 +51,7 @@ struct rig_options {
     uint32_t groups, trained_context, rope_dims;
     float rms_eps;
     bool halves;
+    bool head_norms;         /* of queries and keys */
     const char *calibration; /* of the head; NULL: none */
     float (*weight)(const struct tiny_model *m, const char *name, uint32_t row, uint32_t col);
     float (*projection)(uint32_t group, char which, uint32_t row, uint32_t col); /* NULL: random */
@@ -59,6 +60,8 @@ struct rig_options {
 static inline void rig_fill(struct rig *r, const struct rig_options *o)
 {
     uint32_t seed = 11;
+    for (uint32_t i = 0; i < RIG_HEAD_DIM; i++)
+        r->head_norm[i] = 1 + (float)(i % 5) / 8;
     for (uint32_t g = 0; g < RIG_GROUPS_MAX; g++) {
         for (uint32_t i = 0; i < RIG_HIDDEN; i++)
             r->norm[g][i] = o->projection ? 1 : 1 + 0.3f * tiny_uniform(&seed);
@@ -122,6 +125,9 @@ static inline struct rig *rig_make(const struct rig_options *o)
                                         {DTYPE_F32, RIG_KV_ROWS, RIG_HIDDEN, r->k[g], 0},
                                         {0},
                                         {0}};
+        if (o->head_norms)
+            groups[g].q_norm = groups[g].k_norm =
+                (struct model_tensor){DTYPE_F32, 1, RIG_HEAD_DIM, r->head_norm, 0};
     }
     if (head_write(r->head_path, &c, NULL, groups, &err) < 0 ||
         head_open(r->head_path, r->model, &r->head, &err) < 0)

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -153,6 +154,24 @@ static void a_killed_server_is_replaced(void **state)
     assert_int_equal(node_serve(&f->store, f->loop, f->path, ROLE_KVSTORE), 0);
     node_until(f->loop, f->one.record.welcomes, 2);
     assert_int_equal(f->one.record.losses, 1);
+}
+
+/* Another instance may have taken the path over before this one ends; the file must stay. */
+static void a_server_leaves_the_path_to_who_took_it(void **state)
+{
+    struct node_fixture *f = *state;
+    char moved[RUNTIME_PATH_MAX];
+    assert_int_equal(runtime_path(f->dir, "old.sock", moved, NULL), 0);
+    assert_int_equal(node_serve(&f->store, f->loop, f->path, ROLE_KVSTORE), 0);
+    assert_int_equal(rename(f->path, moved), 0);
+    assert_int_equal(node_serve(&f->two, f->loop, f->path, ROLE_KVSTORE), 0);
+    bus_free(&f->store.bus);
+    assert_int_equal(access(f->path, F_OK), 0);
+    node_join(&f->one, f->loop, f->path, ROLE_DECODER);
+    node_until(f->loop, f->one.record.welcomes, 1);
+    bus_free(&f->two.bus); /* its own file goes */
+    assert_int_equal(access(f->path, F_OK), -1);
+    assert_int_equal(unlink(moved), 0);
 }
 
 static void a_client_that_greets_anew_replaces_itself(void **state)
@@ -317,6 +336,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_refused_greeting_is_told_and_repeated, node_setup, node_teardown),
         cmocka_unit_test_setup_teardown(a_new_server_is_noticed, node_setup, node_teardown),
         cmocka_unit_test_setup_teardown(a_killed_server_is_replaced, node_setup, node_teardown),
+        cmocka_unit_test_setup_teardown(a_server_leaves_the_path_to_who_took_it, node_setup, node_teardown),
         cmocka_unit_test_setup_teardown(a_client_that_greets_anew_replaces_itself, node_setup, node_teardown),
         cmocka_unit_test_setup_teardown(big_messages_arrive_unharmed, node_setup, node_teardown),
         cmocka_unit_test_setup_teardown(clients_may_disconnect_within_any_callback, node_setup,

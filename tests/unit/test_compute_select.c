@@ -93,6 +93,32 @@ static void check_weights(struct compute *c, struct heads heads, uint32_t count,
     free_keys(&keys);
 }
 
+/* A group whose scores do not fit in the shared buffer at once: the same bits as its halves, pooled. */
+static void weights_of_more_scores_than_memory(void **state)
+{
+    (void)state;
+    enum { COUNT = 140000, GROUP = 70, DIM = 16 };
+    struct compute *c = make_compute(&variants[0]);
+    struct keys keys = make_keys(c, COUNT, 2, DIM);
+    float *q = random_floats(5, 2 * GROUP * DIM), *whole = mem_alloc(2 * COUNT, sizeof *whole);
+    float *half[2] = {mem_alloc(2 * COUNT, sizeof *whole), mem_alloc(2 * COUNT, sizeof *whole)};
+    compute_retrieval_weights(c, whole, COUNT, q, &keys.view, 2 * GROUP, 2, DIM, 0.25f, POOL_MAX);
+    for (int h = 0; h < 2; h++) {
+        float part[GROUP * DIM];
+        for (int kv = 0; kv < 2; kv++)
+            memcpy(part + kv * GROUP / 2 * DIM, q + (kv * GROUP + h * GROUP / 2) * DIM, sizeof part / 2);
+        compute_retrieval_weights(c, half[h], COUNT, part, &keys.view, GROUP, 2, DIM, 0.25f, POOL_MAX);
+    }
+    for (size_t i = 0; i < 2 * COUNT; i++)
+        assert_true(whole[i] > 0 && whole[i] == fmaxf(half[0][i], half[1][i]));
+    mem_free(&q);
+    mem_free(&whole);
+    mem_free(&half[0]);
+    mem_free(&half[1]);
+    free_keys(&keys);
+    compute_free(&c);
+}
+
 static void weights_are_near_double(void **state)
 {
     (void)state;
@@ -275,9 +301,9 @@ static void topk_of_the_longest_context(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(weights_are_near_double),     cmocka_unit_test(weights_ignore_threads),
-        cmocka_unit_test(weights_of_nan_keys),         cmocka_unit_test(topk_equals_sorting),
-        cmocka_unit_test(topk_of_the_longest_context),
+        cmocka_unit_test(weights_are_near_double), cmocka_unit_test(weights_of_more_scores_than_memory),
+        cmocka_unit_test(weights_ignore_threads),  cmocka_unit_test(weights_of_nan_keys),
+        cmocka_unit_test(topk_equals_sorting),     cmocka_unit_test(topk_of_the_longest_context),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,289 +12,7 @@
 
 #include <cmocka.h>
 
-#include "base/alloc.h"
-#include "decoder/generation.h"
-#include "decoder/scheduler.h"
-#include "tests/unit/decoder_model.h"
-#include "tests/unit/decoder_store.h"
-
-enum { EVENTS_MAX = 4096, CHUNK = 16, PROMPT = 40 };
-
-struct result { /* of one request */
-    uint32_t tokens[STORE_CONTEXT];
-    uint32_t count, progress, done; /* done: DONE messages */
-    struct msg_done last;
-};
-
-struct rig {
-    struct model *model;
-    const struct model_config *config;
-    struct pass *pass;
-    struct kv_layout layout;
-    struct store store;
-    struct stepper *stepper;
-    struct scheduler *scheduler;
-    uint8_t *eos;
-    struct result results[64];    /* by request */
-    struct msg asked[EVENTS_MAX]; /* of the store, not answered yet */
-    uint32_t asked_count;
-    uint32_t index_used[STORE_SEQUENCES]; /* request, 0: free */
-    uint32_t told[64];                    /* positions that the retriever has, by request */
-    uint32_t places;                      /* sequences that the store takes */
-    uint32_t opened, closed, selects;
-};
-
-/* A token goes out only when it stands in a record that was posted. */
-static void check_recorded(struct rig *g, uint32_t token)
-{
-    uint32_t step = stepper_next(g->stepper) - 1;
-    assert_true(flag_reached(control_flag_at(g->store.control, FLAG_STEP_POSTED), step));
-    const struct step_record *r = control_step_at(g->store.control, step);
-    uint32_t i = 0;
-    while (i < r->tokens && r->token[i] != token)
-        i++;
-    assert_true(i < r->tokens);
-}
-
-static void take_client(struct rig *g, const struct msg *msg)
-{
-    struct result *to = &g->results[msg->id];
-    assert_int_equal(to->done, 0);
-    if (msg->kind == MSG_TOKEN) {
-        for (uint32_t i = 0; i < msg->token.tokens.count; i++) {
-            check_recorded(g, msg->token.tokens.at[i]);
-            to->tokens[to->count++] = msg->token.tokens.at[i];
-        }
-    } else if (msg->kind == MSG_PROGRESS) {
-        assert_true(msg->progress.done > to->progress);
-        to->progress = msg->progress.done;
-    } else {
-        assert_int_equal(msg->kind, MSG_DONE);
-        to->last = msg->done;
-        to->done++;
-    }
-}
-
-/* Checks that the retriever hears every token once, in order. */
-static void take_retriever(struct rig *g, const struct msg *msg)
-{
-    if (msg->kind != MSG_STEP)
-        return;
-    uint32_t at = 0;
-    for (uint32_t i = 0; i < msg->step.entry_count; i++) {
-        const struct msg_step_entry *e = &msg->step.entries[i];
-        assert_int_equal(e->position, g->told[e->sequence]);
-        g->told[e->sequence] += e->count;
-        g->selects += e->flags & STEP_ENTRY_SELECT;
-        at += e->count;
-    }
-    assert_int_equal(at, msg->step.tokens.count);
-}
-
-static void take(void *arg, enum scheduler_target target, const struct msg *msg)
-{
-    struct rig *g = arg;
-    struct msg copy = *msg;
-    if (target == SCHEDULER_TO_CLIENT)
-        take_client(g, msg);
-    else if (target == SCHEDULER_TO_RETRIEVER)
-        take_retriever(g, msg);
-    else
-        g->asked[g->asked_count++] = copy;
-    mem_free(&copy.memory);
-}
-
-static void rig_open(struct rig *g)
-{
-    memset(g, 0, sizeof *g);
-    struct err err = {0};
-    if (model_open(decoder_model(), &g->model, &err) < 0)
-        fail_msg("%s", err.text);
-    g->config = model_config(g->model);
-    struct pass_options options = {
-        .threads = 2, .tokens_max = CHUNK, .entries_max = STORE_SEQUENCES, .logits_max = STORE_SEQUENCES};
-    assert_int_equal(pass_create(g->model, &options, &g->pass, &err), 0);
-    g->layout = (struct kv_layout){.layers = g->config->layers,
-                                   .row_heads = g->config->kv_heads,
-                                   .selection_heads = g->config->kv_heads,
-                                   .piece_bytes = 4 * g->config->head_dim,
-                                   .dtype = DTYPE_F16,
-                                   .context_max = STORE_CONTEXT};
-    layout_set_groups(&g->layout, 2);
-    store_start(&g->store, &g->layout, 2);
-    struct stepper_attachment attachment = {g->layout, g->store.control, g->store.device, g->store.bell, 2};
-    g->stepper = stepper_create(&attachment, g->pass);
-    g->eos = mem_alloc(g->config->vocab, 1);
-    struct scheduler_options so = {.vocab = g->config->vocab,
-                                   .context = STORE_CONTEXT,
-                                   .list_max = STORE_CONTEXT,
-                                   .sequences = STORE_SEQUENCES,
-                                   .chunk = CHUNK,
-                                   .head = 77,
-                                   .eos = g->eos,
-                                   .emit = take,
-                                   .arg = g};
-    g->scheduler = scheduler_create(&so, g->stepper);
-    g->places = STORE_SEQUENCES;
-}
-
-static void rig_close(struct rig *g)
-{
-    store_stop(&g->store);
-    scheduler_free(&g->scheduler);
-    stepper_free(&g->stepper);
-    pass_free(&g->pass);
-    model_free(&g->model);
-    mem_free(&g->eos);
-}
-
-static void answer_open(struct rig *g, const struct msg *ask)
-{
-    struct msg msg = {.kind = MSG_GRANT, .id = ask->id};
-    uint32_t i = 0;
-    while (i < g->places && g->index_used[i])
-        i++;
-    g->opened++;
-    if (i == g->places) {
-        msg.kind = MSG_ERROR;
-        msg.error.code = -ENOSPC;
-        snprintf(msg.error.text, sizeof msg.error.text, "no room");
-    } else {
-        g->index_used[i] = (uint32_t)ask->id;
-        msg.grant = (struct msg_grant){ask->id, i, 0};
-    }
-    scheduler_store(g->scheduler, &msg);
-}
-
-static void answer_close(struct rig *g, const struct msg *ask)
-{
-    struct msg msg = {.kind = MSG_CLOSED, .id = ask->id};
-    msg.closed.sequence = ask->id;
-    msg.closed.counters.steps = 123;
-    for (uint32_t i = 0; i < STORE_SEQUENCES; i++)
-        if (g->index_used[i] == ask->id)
-            g->index_used[i] = 0;
-    g->closed++;
-    scheduler_store(g->scheduler, &msg);
-}
-
-static void answer(struct rig *g)
-{
-    for (uint32_t i = 0; i < g->asked_count; i++)
-        if (g->asked[i].kind == MSG_OPEN)
-            answer_open(g, &g->asked[i]);
-        else
-            answer_close(g, &g->asked[i]);
-    g->asked_count = 0;
-}
-
-/* Turns until nothing is left to do. */
-static void finish(struct rig *g)
-{
-    struct err err = {0};
-    struct scheduler_figures f;
-    int turns = 0;
-    do {
-        if (scheduler_turn(g->scheduler, &err) < 0)
-            fail_msg("%s", err.text);
-        answer(g);
-        scheduler_figures(g->scheduler, &f);
-        assert_true(++turns < 5000);
-    } while (f.running + f.waiting > 0);
-    for (uint32_t i = 0; i < STORE_SEQUENCES; i++)
-        assert_int_equal(g->index_used[i], 0);
-}
-
-static void turn(struct rig *g)
-{
-    struct err err = {0};
-    assert_true(scheduler_turn(g->scheduler, &err) >= 0);
-    answer(g);
-}
-
-static uint32_t prompt_id(const struct rig *g, uint32_t seed, uint32_t i)
-{
-    return (seed * 7919u + i * 104729u + i * i * 31u) % g->config->vocab;
-}
-
-static struct msg_generate plain(uint32_t max_tokens, uint32_t flags, uint32_t selection)
-{
-    return (struct msg_generate){.flags = flags,
-                                 .max_tokens = max_tokens,
-                                 .selection = selection,
-                                 .budget = 128,
-                                 .sinks = 4,
-                                 .window = 16,
-                                 .sampling = {.top_p = 1, .repeat_penalty = 1}};
-}
-
-static void ask(struct rig *g, uint32_t request, uint32_t seed, uint32_t prompt, struct msg_generate generate)
-{
-    uint32_t *ids = malloc((prompt + 1) * sizeof *ids);
-    for (uint32_t i = 0; i < prompt; i++)
-        ids[i] = prompt_id(g, seed, i);
-    struct msg msg = {.kind = MSG_GENERATE, .id = 900, .memory = ids, .generate = generate};
-    msg.generate.tokens = (struct msg_u32s){ids, prompt};
-    scheduler_generate(g->scheduler, request, &msg);
-}
-
-/* ---- what it must equal ---- */
-
-struct plain_kv {
-    const struct rig *rig;
-    uint8_t *base;
-    uint64_t *at;
-};
-
-static int plain_layer(void *arg, uint32_t layer, struct pass_kv *kv, struct err *err)
-{
-    (void)err;
-    struct plain_kv *p = arg;
-    uint32_t pages = STORE_CONTEXT / BLOCK_TOKENS;
-    kv->view = (struct kv_view){.base = p->base,
-                                .at = p->at + layer * pages,
-                                .page_tokens = BLOCK_TOKENS,
-                                .piece_bytes = p->rig->layout.piece_bytes,
-                                .type = DTYPE_F16};
-    return 0;
-}
-
-static void greedy(const struct rig *g, uint32_t seed, uint32_t prompt, uint32_t count, uint32_t *ret)
-{
-    uint32_t pages = STORE_CONTEXT / BLOCK_TOKENS, all = g->layout.layers * pages;
-    struct plain_kv kv = {g, mem_alloc_aligned(all, g->store.control->page_bytes), mem_alloc(all, 8)};
-    for (uint32_t i = 0; i < all; i++)
-        kv.at[i] = i * g->store.control->page_bytes;
-    struct pass_source source = {.layer = plain_layer, .arg = &kv};
-    for (uint32_t p = 0; p + 1 < prompt + count; p++) {
-        uint32_t id = p < prompt ? prompt_id(g, seed, p) : ret[p - prompt], best = 0;
-        struct pass_entry entry = {&id, p, 1, 1};
-        assert_int_equal(pass_run(g->pass, &entry, 1, &source, NULL), 0);
-        const float *row = pass_logits(g->pass, 0);
-        for (uint32_t i = 1; i < g->config->vocab; i++)
-            best = row[i] > row[best] ? i : best;
-        if (p + 1 >= prompt)
-            ret[p + 1 - prompt] = best;
-    }
-    mem_free(&kv.base);
-    mem_free(&kv.at);
-}
-
-static void check_greedy(const struct rig *g, uint32_t request, uint32_t seed, uint32_t prompt,
-                         uint32_t count)
-{
-    uint32_t want[STORE_CONTEXT];
-    const struct result *r = &g->results[request];
-    greedy(g, seed, prompt, count, want);
-    assert_int_equal(r->done, 1);
-    assert_int_equal(r->count, count);
-    assert_memory_equal(r->tokens, want, count * sizeof *want);
-    assert_int_equal(r->last.reason, FINISH_LENGTH);
-    assert_int_equal(r->last.prompt_tokens, prompt);
-    assert_int_equal(r->last.generated_tokens, count);
-    assert_int_equal(r->last.counters.steps, 123);
-    assert_int_equal(r->progress, prompt);
-}
+#include "tests/unit/decoder_rig.h"
 
 /* ---- tests ---- */
 
@@ -305,7 +23,7 @@ static void test_mixture(void **state)
     static struct rig g;
     rig_open(&g);
     for (uint32_t offloaded = 0; offloaded < 3; offloaded++) {
-        atomic_store(&g.store.offloaded_from, offloaded == 0 ? g.layout.layers : offloaded == 1 ? 0 : 1);
+        store_offload(&g.store, offloaded == 0 ? g.layout.layers : offloaded == 1 ? 0 : 1);
         memset(g.results, 0, sizeof g.results);
         memset(g.told, 0, sizeof g.told);
         for (uint32_t i = 1; i <= 6; i++)
@@ -438,53 +156,6 @@ static void test_refusals(void **state)
     rig_close(&g);
 }
 
-/* What OPEN says of a request, to the store and to the retriever; its memory is freed. */
-static void opens_of(struct msg_generate ask_for, struct msg_open *ret_store, struct msg_open *ret_retriever)
-{
-    const struct generation_limits limits = {.vocab = 100, .context = 4096, .list_max = 4096};
-    uint32_t *ids = mem_alloc(8, sizeof *ids);
-    struct msg msg = {.kind = MSG_GENERATE, .memory = ids, .generate = ask_for};
-    msg.generate.tokens = (struct msg_u32s){ids, 8};
-    struct generation *q = generation_create(1, &msg, &limits);
-    generation_admit(q);
-    generation_open_retriever(q, &msg);
-    *ret_retriever = msg.open;
-    generation_open_store(q, 77, &msg);
-    *ret_store = msg.open;
-    msg_free(&msg);
-    generation_free(&q);
-}
-
-/* Without a rule everything is as if there were none; with one, lists may be longer than the base, and what
- * they made is not taken for what another rule made. */
-static void test_budgets_of_a_sequence(void **state)
-{
-    (void)state;
-    struct msg_open store, retriever, other;
-    struct msg_generate p = plain(4, 0, 0);
-    opens_of(p, &store, &retriever);
-    assert_int_equal(store.budget, 128);
-    assert_int_equal(retriever.budget, 128);
-    assert_int_equal(retriever.budget_base, 128);
-    assert_true(retriever.min_mass == 0 && retriever.top_p == 0);
-    assert_int_equal(store.made.head, 77);
-    p.budget_max = 300;
-    p.min_mass = 0.75f;
-    opens_of(p, &store, &retriever);
-    assert_int_equal(store.budget, 300);
-    assert_int_equal(store.made.budget, 128);
-    assert_int_not_equal(store.made.head, 77);
-    assert_int_equal(retriever.budget, 300);
-    assert_int_equal(retriever.budget_base, 128);
-    assert_true(retriever.min_mass == 0.75f && retriever.top_p == 0);
-    p.min_mass = 0;
-    p.budget_top_p = 0.75f;
-    opens_of(p, &other, &retriever);
-    assert_true(retriever.min_mass == 0 && retriever.top_p == 0.75f);
-    assert_int_not_equal(other.made.head, store.made.head);
-    assert_int_not_equal(other.made.head, 77);
-}
-
 /* An end-of-sequence token, and stop ids, end it with "stop" and are not part of what is sent. */
 static void test_stop(void **state)
 {
@@ -565,7 +236,7 @@ static void test_faults(void **state)
     for (uint32_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         uint32_t a = 2 * i + 1, b = 2 * i + 2;
         atomic_store(&g.store.fault, STORE_SOUND);
-        atomic_store(&g.store.offloaded_from, cases[i].offloaded ? 0 : g.layout.layers);
+        store_offload(&g.store, cases[i].offloaded ? 0 : g.layout.layers);
         ask(&g, a, 1, 20, plain(30, 0, SELECTION_CURRENT));
         ask(&g, b, 2, 20, plain(30, 0, SELECTION_CURRENT));
         while (g.results[b].count < 2)
@@ -648,7 +319,7 @@ static void test_staging(void **state)
     (void)state;
     static struct rig g;
     rig_open(&g);
-    atomic_store(&g.store.offloaded_from, 1);
+    store_offload(&g.store, 1);
     for (uint32_t i = 1; i <= 3; i++)
         ask(&g, i, i, 40 + 15 * i, plain(10, GENERATE_FULL, 0));
     finish(&g);
@@ -669,7 +340,8 @@ static void test_residents(void **state)
     (void)state;
     static struct rig g;
     rig_open(&g);
-    flag_raise(control_flag_at(g.store.control, FLAG_RESIDENT_PROPOSED), 3);
+    for (uint32_t i = 0; i < 3; i++)
+        store_offload(&g.store, g.layout.layers - i);
     ask(&g, 1, 1, 20, plain(5, 0, 0));
     finish(&g);
     assert_true(flag_reached(control_flag_at(g.store.control, FLAG_RESIDENT_ACKED), 3));
@@ -681,19 +353,12 @@ static void test_residents(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_mixture),
-        cmocka_unit_test(test_cancel),
-        cmocka_unit_test(test_no_room),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_budgets_of_a_sequence),
-        cmocka_unit_test(test_stop),
-        cmocka_unit_test(test_context_edges),
-        cmocka_unit_test(test_sampling),
-        cmocka_unit_test(test_faults),
-        cmocka_unit_test(test_abort),
-        cmocka_unit_test(test_selects),
-        cmocka_unit_test(test_residents),
-        cmocka_unit_test(test_staging),
+        cmocka_unit_test(test_mixture),   cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_no_room),   cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_stop),      cmocka_unit_test(test_context_edges),
+        cmocka_unit_test(test_sampling),  cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_abort),     cmocka_unit_test(test_selects),
+        cmocka_unit_test(test_residents), cmocka_unit_test(test_staging),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

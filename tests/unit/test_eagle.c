@@ -1,5 +1,6 @@
-/* EAGLE-3 draft models: what a head made of one picks is what a float64 reference picks (tools/eagle_vectors.py), for
- * every layout, both containers, with and without a stretch; and what cannot be a head is refused by name. */
+/* EAGLE-3 draft models: what a head made of one picks is what a float64 reference picks
+ * (tools/eagle_vectors.py), for every layout, both containers, with and without a stretch; and what cannot
+ * be a head is refused by name. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -127,7 +128,7 @@ static int import(const struct fixture *f, const char *folder, const struct mode
     return rc;
 }
 
-/* ---- what is picked ------------------------------------------------------------------------------------- */
+/* ---- what is picked ----------------------------------------------------------------------------------- */
 
 static void compare(const struct record *r, const float *weights, size_t stride)
 {
@@ -299,7 +300,7 @@ static void yarn_begins_and_ends_where_it_should(void **state)
     }
 }
 
-/* ---- what is kept --------------------------------------------------------------------------------------- */
+/* ---- what is kept ------------------------------------------------------------------------------------- */
 
 static void options_decide_what_is_kept(void **state)
 {
@@ -363,9 +364,10 @@ static void features_are_kept_and_refused_by_the_retriever(void **state)
     }
 }
 
-/* ---- what is refused ------------------------------------------------------------------------------------ */
+/* ---- what is refused ---------------------------------------------------------------------------------- */
 
-/* A copy of the EAGLE case in the fixture's folder, with one change to the configuration and one to a tensor. */
+/* A copy of the EAGLE case in the fixture's folder, with one change to the configuration and one to a
+ * tensor. */
 static void write_changed(const struct fixture *f, const char *from, const char *to,
                           void (*change)(struct safetensors_entry *tensors, uint32_t *count))
 {

@@ -281,6 +281,11 @@ static void test_oracles_are_the_best_of_all_sets(void **state)
                 1e-6);
     assert_true(fabs(f.mean - own) < 1e-6 && fabs(f.at[3] - own) < 1e-6 && isnan(f.at[2]));
     assert_true(fabs(f.hit_rate - hits) < 1e-6);
+    double by_head[L * H], least = 1;
+    mass_by_head(mass, by_head);
+    for (int i = 0; i < L * H; i++)
+        least = by_head[i] < least ? by_head[i] : least;
+    assert_true(least == f.worst_head);
     assert_true(fabs(f.worst_layer - worst) < 1e-6 && fabs(f.worst_head - lowest) < 1e-6);
     assert_true(f.best_head >= f.best_group && f.best_group >= f.best_shared &&
                 f.best_shared >= f.best_batch);
@@ -569,6 +574,12 @@ static void test_options(void **state)
     assert_int_equal(o.budgets.at[1], 1024);
     assert_int_equal(o.task_count, 2);
     assert_int_equal(o.tasks[0], TASK_COPY);
+    assert_int_equal(PARSE("-f", "a", "b", "-H", "h", "-m", "x", "--file=c", "d"), 0);
+    assert_int_equal(o.files.count, 4);
+    assert_string_equal(o.files.at[3], "d");
+    assert_int_equal(o.heads.count, 1);
+    assert_int_equal(PARSE("-f", "a", "-m", "x", "b"), -EINVAL);
+    assert_non_null(strstr(err.text, "'b'"));
     assert_int_equal(PARSE("-m", "x", "--tasks", "all"), 0);
     assert_int_equal(o.task_count, TASK_COUNT);
     assert_int_equal(PARSE("-m", "x"), -EINVAL);

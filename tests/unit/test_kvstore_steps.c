@@ -38,8 +38,9 @@ static void check_marks(const struct fake_sequence *s, const struct kv_counters 
     assert_true(c->mass_sum == 0.5 * (double)c->mass_count);
     assert_true(c->mass_base_sum == 0.25 * (double)c->mass_count);
     assert_in_range(s->grown - c->grown, 0, 1);
-    assert_in_range(s->fallbacks - c->fallbacks, 0, 1);
-    assert_true(growing ? c->grown > 20 && c->fallbacks > 20 : c->grown + c->fallbacks == 0);
+    assert_int_equal(s->fallbacks, c->fallbacks);
+    assert_true(growing ? c->grown > 20 && (c->fallbacks > 20 || c->layers_offloaded_max == 13)
+                        : c->grown + c->fallbacks == 0);
 }
 
 enum { NO_ELASTIC = 1, GROWING = 2 };
@@ -171,7 +172,7 @@ static void test_what_is_attended_is_counted(void **state)
         uint64_t second = runs < 2 ? 20 : runs == 2 ? (2 * 101 + 5 * 20) / 7 : 101;
         assert_int_equal(c->attended, 4 * (first + second));
         assert_int_equal(c->lists, 8);
-        assert_int_equal(c->fallbacks, 1);
+        assert_int_equal(c->fallbacks, runs > 0);
         fake_free(f);
     }
 }

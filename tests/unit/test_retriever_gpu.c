@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <unistd.h>
 
+#include "proto/memory_gpu.h"
 #include "retriever/card.h"
 #include "tests/lib/fakegpu.h"
 
@@ -55,7 +56,8 @@ static void same_result(const struct selector_result *cpu, const struct selector
         assert_int_equal(b->base_step, a->base_step);
         assert_int_equal(b->limit, a->limit);
         assert_int_equal(b->position, a->position);
-        if (!(fabsf(a->mass - b->mass) < 1e-4f))
+        assert_int_equal(b->flags, a->flags);
+        if (!(fabsf(a->mass - b->mass) < 1e-4f && fabsf(a->mass_base - b->mass_base) < 1e-4f))
             fail_msg("mass: found %g, expected %g", (double)b->mass, (double)a->mass);
     }
 }
@@ -152,21 +154,40 @@ static uint32_t random_step(struct pair *p, uint32_t *done, uint32_t *random, st
     return count;
 }
 
-static void run_script(struct pair *p, uint32_t steps)
+/* The same sequence on both; its lists end by mass. */
+static void pair_open_by_mass(struct pair *p, const struct msg_open *open)
+{
+    assert_int_equal(selector_open(p->cpu, open, NULL), 0);
+    assert_int_equal(selector_open(p->gpu, open, NULL), 0);
+}
+
+static void run_script(struct pair *p, uint32_t steps, bool masses)
 {
     struct msg_step_entry entries[SEQUENCES];
-    uint32_t tokens[SEQUENCES * 300], done[SEQUENCES] = {0}, random = 77, differences = 0;
+    uint32_t tokens[SEQUENCES * 300], done[SEQUENCES] = {0}, random = 77, differences = 0, grown = 0;
     struct msg_step msg;
     /* Budgets that differ cut slices; a sequence that takes everything may join any. */
     static const uint32_t budgets[SEQUENCES] = {64, 64, 40, 1400, 64};
     for (uint32_t s = 0; s < SEQUENCES; s++)
-        pair_open(p, s + 1, budgets[s], s, 8 + s);
+        if (masses && s % 2)
+            pair_open_by_mass(p, &(struct msg_open){.sequence = s + 1,
+                                                    .capacity = POSITIONS,
+                                                    .budget = 800,
+                                                    .budget_base = budgets[s] < 800 ? budgets[s] : 800,
+                                                    .sinks = s,
+                                                    .window = 8 + s,
+                                                    .min_mass = s == 1 ? 0.8f : 0,
+                                                    .top_p = s == 3 ? 0.6f : 0});
+        else
+            pair_open(p, s + 1, budgets[s], s, 8 + s);
     for (uint32_t step = 1; step <= steps; step++) {
         if (!random_step(p, done, &random, entries, tokens, &msg))
             continue;
         pair_step(p, step, &msg);
         for (uint32_t i = 0; i < p->gpu_result.entry_count; i++)
             differences += p->gpu_result.entries[i].base_step != step;
+        for (uint32_t i = 0; i < p->gpu_result.entry_count; i++)
+            grown += p->gpu_result.entries[i].flags != 0;
         uint64_t again = tiny_random(&random) % (2 * SEQUENCES) + 1;
         if (step % 3)
             continue;
@@ -175,6 +196,8 @@ static void run_script(struct pair *p, uint32_t steps)
         same_result(&p->cpu_result, &p->gpu_result);
     }
     assert_true(differences > steps);
+    if (masses)
+        assert_true(grown > 2);
     struct selector_stats cpu, gpu;
     selector_stats(p->cpu, &cpu);
     selector_stats(p->gpu, &gpu);
@@ -187,8 +210,10 @@ static void run_script(struct pair *p, uint32_t steps)
 static void sequences_together_and_their_differences(void **state)
 {
     (void)state;
-    struct pair *p = pair_make(&exact, HEAD_POOL_MEAN, 0);
-    run_script(p, 120);
+    struct rig_options o = exact;
+    o.head_norms = true;
+    struct pair *p = pair_make(&o, HEAD_POOL_MEAN, 0);
+    run_script(p, 120, false);
     pair_free(&p);
 }
 
@@ -198,7 +223,7 @@ static void small_slices_change_nothing(void **state)
     (void)state;
     for (int pool = HEAD_POOL_MAX; pool <= HEAD_POOL_MEAN; pool++) {
         struct pair *p = pair_make(&exact, (enum head_pool)pool, 1);
-        run_script(p, 60);
+        run_script(p, 60, true);
         pair_free(&p);
     }
 }
@@ -235,17 +260,46 @@ static void what_the_card_cannot_hold_is_refused(void **state)
     rig_free(&r);
 }
 
+/* The card's projections know no norms of queries and keys: without them the selection would be another. */
+static void a_head_with_norms_of_its_own_is_refused(void **state)
+{
+    (void)state;
+    struct rig *r = rig_make(&exact);
+    struct head_group groups[RIG_GROUPS_MAX];
+    struct head_config c = *head_config(r->head);
+    struct err err = {0};
+    memcpy(groups, head_groups(r->head), c.groups * sizeof *groups);
+    groups[1].q_norm = groups[1].k_norm = (struct model_tensor){DTYPE_F32, 1, RIG_HEAD_DIM, r->q[0], 0};
+    char path[128];
+    snprintf(path, sizeof path, "%s.normed", r->head_path);
+    assert_int_equal(head_write(path, &c, NULL, groups, &err), 0);
+    head_free(&r->head);
+    assert_int_equal(head_open(path, r->model, &r->head, &err), 0);
+    struct selector_options o = {.device = "cuda:1", .context = 4096, .sequences = 8};
+    assert_int_equal(refused(r, o, "groups.1.q_norm.weight on a GPU"), -ENOTSUP);
+    unlink(path);
+    rig_free(&r);
+}
+
 static void memory_is_counted(void **state)
 {
     (void)state;
     struct rig *r = rig_make(&exact);
     struct selector *s = rig_selector(r, (struct rig_selector){.context = 4096, .device = "cuda:1"});
-    struct card_bytes b = card_bytes(selector_card(s)),
-                      need = card_needs(head_config(r->head), 4096, 8, CARD_WORK_BYTES);
-    assert_int_equal(b.keys / 4096, need.keys / 4096);
-    assert_true(b.weights >= need.weights && b.weights < need.weights + 4096);
-    assert_true(b.workspace >= need.workspace - 4096 && b.workspace <= need.workspace + 4096);
-    assert_int_equal(need.keys, UINT64_C(2) * 8 * 4096 * RIG_KV_ROWS * 2);
+    struct card_bytes b = card_bytes(selector_card(s));
+    struct memory_gpu_head head = {.vocab = RIG_VOCAB,
+                                   .hidden = RIG_HIDDEN,
+                                   .q_heads = RIG_Q_HEADS,
+                                   .kv_heads = RIG_KV_HEADS,
+                                   .head_dim = RIG_HEAD_DIM,
+                                   .groups = 2,
+                                   .rope_dims = 48};
+    struct memory_gpu_retriever need;
+    memory_gpu_retriever(&head, 4096, 8, MEMORY_GPU_WORK, &need);
+    assert_int_equal(b.keys, need.keys);
+    assert_int_equal(b.weights, need.weights);
+    assert_int_equal(b.workspace, need.workspace);
+    assert_int_equal(need.keys, UINT64_C(2) * 8 * 4096 * RIG_KV_ROWS * 2 + 64);
     assert_true(b.context > 0 && b.libraries > 0);
     assert_string_equal(selector_backend(s), card_info(selector_card(s))->name);
     selector_free(&s);
@@ -294,6 +348,7 @@ int main(void)
         cmocka_unit_test(sequences_together_and_their_differences),
         cmocka_unit_test(small_slices_change_nothing),
         cmocka_unit_test(what_the_card_cannot_hold_is_refused),
+        cmocka_unit_test(a_head_with_norms_of_its_own_is_refused),
         cmocka_unit_test(memory_is_counted),
         cmocka_unit_test(weights_that_are_not_finite_are_refused),
     };

@@ -1,5 +1,5 @@
-/* Files of torch.save: real ones against their safetensors twins, every damage and every foreign opcode or class
- * refused by name, nothing read outside the file. */
+/* Files of torch.save: real ones against their safetensors twins, every damage and every foreign opcode or
+ * class refused by name, nothing read outside the file. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

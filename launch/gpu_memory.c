@@ -1,0 +1,110 @@
+/* See gpu_memory.h. No state. */
+#include "launch/gpu_memory.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+static struct memory_gpu_head head_of(const struct model *model, const struct head *head)
+{
+    const struct model_config *m = model_config(model);
+    if (!head)
+        return (struct memory_gpu_head){.vocab = m->vocab,
+                                        .hidden = m->hidden,
+                                        .q_heads = m->q_heads,
+                                        .kv_heads = m->kv_heads,
+                                        .head_dim = m->head_dim,
+                                        .groups = 1,
+                                        .rope_dims = m->rope.dims};
+    const struct head_config *h = head_config(head);
+    struct memory_gpu_head ret = {.vocab = h->vocab,
+                                  .hidden = h->hidden,
+                                  .q_heads = h->q_heads,
+                                  .kv_heads = h->kv_heads,
+                                  .head_dim = h->head_dim,
+                                  .groups = h->groups,
+                                  .rope_dims = h->rope.dims};
+    for (uint32_t g = 0; g < h->groups; g++)
+        ret.head_norms += !!head_groups(head)[g].q_norm.data + !!head_groups(head)[g].k_norm.data;
+    return ret;
+}
+
+void gpu_memory_layout(const struct model *model, const struct head *head, uint32_t context,
+                       struct kv_layout *ret)
+{
+    const struct model_config *m = model_config(model);
+    memset(ret, 0, sizeof *ret);
+    ret->layers = m->layers;
+    ret->row_heads = ret->selection_heads = m->kv_heads;
+    ret->piece_bytes = m->head_dim * 4; /* K and V, 16 bits an element */
+    ret->context_max = context;
+    layout_set_groups(ret, 1);
+    if (!head)
+        return;
+    const struct head_config *h = head_config(head);
+    ret->groups = h->groups;
+    memcpy(ret->group_first_layer, h->group_first_layer, sizeof h->group_first_layer);
+}
+
+void gpu_memory_plan(const struct gpu_memory_load *load, uint64_t cap, struct gpu_memory *ret)
+{
+    const struct model_config *m = model_config(load->model);
+    struct memory_gpu_model model = {.layers = m->layers,
+                                     .hidden = m->hidden,
+                                     .ffn = m->ffn,
+                                     .vocab = m->vocab,
+                                     .q_heads = m->q_heads,
+                                     .kv_heads = m->kv_heads,
+                                     .head_dim = m->head_dim,
+                                     .rope_dims = m->rope.dims,
+                                     .tied = m->tied};
+    struct memory_gpu_load steps = {.context = load->context,
+                                    .sequences = load->sequences,
+                                    .budget = load->budget,
+                                    .slots = load->slots ? load->slots : load->budget + load->budget / 2};
+    uint64_t processes = load->with_retriever ? 3 : 2;
+    struct kv_layout layout;
+    struct memory_gpu_decoder decoder;
+    gpu_memory_layout(load->model, load->head, load->context, &layout);
+    memory_gpu_decoder(&model, &layout, &steps, &decoder);
+    *ret = (struct gpu_memory){
+        .cap = cap,
+        .contexts = processes *
+                    ((load->context_bytes ? load->context_bytes : MEMORY_GPU_CONTEXT) + MEMORY_GPU_ROUNDING),
+        .libraries = (processes - 1) * MEMORY_GPU_LIBRARIES,
+        .weights = decoder.weights,
+        .activations = decoder.activations,
+        .workspace = decoder.workspace,
+        .tables = decoder.tables + memory_gpu_tables(&layout, &steps)};
+    if (load->with_retriever) {
+        struct memory_gpu_head head = head_of(load->model, load->head);
+        struct memory_gpu_retriever retriever;
+        memory_gpu_retriever(&head, load->context, load->sequences, MEMORY_GPU_WORK, &retriever);
+        ret->retriever_weights = retriever.weights;
+        ret->retriever_keys = retriever.keys;
+        ret->retriever_workspace = retriever.workspace;
+    }
+    ret->taken = ret->contexts + ret->libraries + ret->weights + ret->activations + ret->workspace +
+                 ret->tables + ret->retriever_weights + ret->retriever_keys + ret->retriever_workspace;
+    ret->kv = cap > ret->taken ? cap - ret->taken : 0;
+}
+
+static unsigned long long mib(uint64_t bytes)
+{
+    return (unsigned long long)((bytes + (1 << 20) - 1) >> 20);
+}
+
+int gpu_memory_check(const struct gpu_memory *p, uint64_t least, struct err *err)
+{
+    if (p->kv >= least)
+        return 0;
+    return err_set(
+        err, -ENOMEM,
+        "GPU memory: of %llu MiB, contexts take %llu, libraries %llu, weights %llu, activations %llu, "
+        "workspace %llu, tables %llu, the retriever's weights %llu, keys %llu and workspace %llu: "
+        "found %llu left for the KV cache, expected at least %llu (--gpu-memory, --sequences, "
+        "--ctx-size, --retriever-device)",
+        mib(p->cap), mib(p->contexts), mib(p->libraries), mib(p->weights), mib(p->activations),
+        mib(p->workspace), mib(p->tables), mib(p->retriever_weights), mib(p->retriever_keys),
+        mib(p->retriever_workspace), (unsigned long long)(p->kv >> 20), mib(least));
+}

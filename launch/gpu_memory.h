@@ -1,0 +1,40 @@
+/* How a card's memory is divided among the daemons of a run: --gpu-memory, and `specontext plan`. */
+#ifndef LAUNCH_GPU_MEMORY_H
+#define LAUNCH_GPU_MEMORY_H
+
+#include <stdint.h>
+
+#include "base/err.h"
+#include "model/head.h"
+#include "model/model.h"
+#include "proto/memory_gpu.h"
+
+/* The terms of one card, in bytes. */
+struct gpu_memory {
+    uint64_t cap;
+    uint64_t contexts, libraries; /* of all processes on it */
+    uint64_t weights, activations, workspace, tables;
+    uint64_t retriever_weights, retriever_keys, retriever_workspace; /* 0: it is elsewhere */
+    uint64_t taken;                                                  /* all of the above */
+    uint64_t kv;                                                     /* cap - taken, 0 where that is less */
+};
+
+struct gpu_memory_load {
+    const struct model *model;
+    const struct head *head; /* NULL: one that is cut from the model */
+    uint32_t context, sequences, budget;
+    uint32_t slots;         /* 0: 1.5 budgets */
+    uint64_t context_bytes; /* of one process, measured; 0: not */
+    int with_retriever;     /* it is on the same card */
+};
+
+void gpu_memory_plan(const struct gpu_memory_load *load, uint64_t cap, struct gpu_memory *ret);
+
+/* The layout of the KV cache that model and head give. */
+void gpu_memory_layout(const struct model *model, const struct head *head, uint32_t context,
+                       struct kv_layout *ret);
+
+/* -ENOMEM and one line with all terms, when less than `least` is left for the KV cache. */
+int gpu_memory_check(const struct gpu_memory *plan, uint64_t least, struct err *err);
+
+#endif

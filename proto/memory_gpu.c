@@ -1,0 +1,80 @@
+/* See memory_gpu.h. No state, any thread. */
+#include "proto/memory_gpu.h"
+
+#include "proto/control.h"
+
+enum {
+    ATTENTION_PART = 256, /* list entries of one part of attention's work */
+    SCORES_PART = 512,    /* keys of one part of the retriever's */
+    INDEX_SHARE = 16,     /* of the work: selected positions between two waits */
+    MASSES = 4,           /* of a list */
+    KEY_BYTES = 2
+};
+
+static uint64_t parts(uint64_t count, uint64_t size)
+{
+    return (count + size - 1) / size;
+}
+
+static uint64_t larger(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+void memory_gpu_retriever(const struct memory_gpu_head *h, uint32_t context, uint32_t sequences,
+                          uint64_t work, struct memory_gpu_retriever *ret)
+{
+    uint64_t stride = parts(context, SCORES_PART) * SCORES_PART, hidden = h->hidden;
+    uint64_t heads = (uint64_t)h->q_heads + h->kv_heads;
+    uint64_t lists = (uint64_t)LIMIT_SEQUENCES * h->kv_heads, kv_row = (uint64_t)h->kv_heads * h->head_dim;
+    /* Scores, and two numbers for every part of them. */
+    uint64_t scores = h->q_heads * (stride + stride / SCORES_PART * 2) * 4, pooled = h->kv_heads * stride * 4;
+    uint64_t fit = work / (scores + 2 * pooled);
+    *ret = (struct memory_gpu_retriever){.row_bytes = context * kv_row * KEY_BYTES};
+    ret->weights = 2 * h->vocab * hidden + h->groups * (2 * heads * h->head_dim * hidden + 4 * hidden) +
+                   2 * (uint64_t)h->rope_dims + 4 * (uint64_t)h->head_norms * h->head_dim;
+    ret->group_bytes = sequences * ret->row_bytes;
+    ret->keys = h->groups * ret->group_bytes + 8 * (uint64_t)sequences;
+    ret->slice = (uint32_t)(fit < 1 ? 1 : fit < sequences ? fit : sequences);
+    ret->scores = ret->slice * scores;
+    ret->pooled = ret->slice * pooled;
+    ret->index = larger(pooled, work / INDEX_SHARE);
+    uint64_t of_a_token = 4 * hidden + 2 * hidden + 4 * kv_row + 4 * (uint64_t)h->rope_dims;
+    ret->workspace = ret->scores + 2 * ret->pooled + ret->index + MEMORY_GPU_CHUNK * of_a_token +
+                     4 * (uint64_t)h->groups * LIMIT_SEQUENCES * h->q_heads * h->head_dim +
+                     4 * lists * (1 + (uint64_t)MASSES * h->groups) + 3 * 4 * LIMIT_STEP_TOKENS +
+                     6 * 4 * LIMIT_SEQUENCES;
+}
+
+uint64_t memory_gpu_tables(const struct kv_layout *layout, const struct memory_gpu_load *load)
+{
+    struct control_header h;
+    struct control_params params = {
+        .sequences_max = load->sequences, .list_max = load->budget, .slots = load->slots};
+    control_header_init(&h, layout, &params);
+    return h.table_bytes;
+}
+
+static uint64_t attention_work(uint64_t queries, const struct memory_gpu_model *m, uint32_t list)
+{
+    return queries * parts(list, ATTENTION_PART) * m->q_heads * (m->head_dim + UINT64_C(2)) * 4;
+}
+
+void memory_gpu_decoder(const struct memory_gpu_model *m, const struct kv_layout *layout,
+                        const struct memory_gpu_load *load, struct memory_gpu_decoder *ret)
+{
+    enum { ALIGNMENT = 256, VECTORS = 8, LOADING = 16 << 20, INPUTS = 1 << 20 };
+    uint64_t q = (uint64_t)m->q_heads * m->head_dim, kv = (uint64_t)m->kv_heads * m->head_dim;
+    uint64_t hidden = m->hidden, qkv = q + 2 * kv, prompt = MEMORY_GPU_PROMPT;
+    uint64_t tokens = larger(load->context < prompt ? load->context : prompt, load->sequences);
+    uint64_t layer = hidden * (qkv + q + 3 * (uint64_t)m->ffn) * 2;
+    uint64_t vectors = 4 * (2 * hidden + qkv + 2 * (uint64_t)m->head_dim) + VECTORS * ALIGNMENT;
+    uint64_t widest = larger(larger(q, hidden), m->ffn);
+    *ret = (struct memory_gpu_decoder){.tables = memory_gpu_tables(layout, load)};
+    ret->weights = m->layers * (layer + vectors) + (m->tied ? 1 : 2) * 2 * m->vocab * hidden + LOADING;
+    ret->activations =
+        tokens * (4 * hidden + 2 * widest + 4 * qkv + 8 * (uint64_t)m->ffn + 4 * (uint64_t)m->rope_dims) +
+        load->sequences * 4 * (hidden + m->vocab) + INPUTS;
+    ret->workspace =
+        larger(attention_work(load->sequences, m, load->budget), attention_work(1, m, load->context));
+}
