@@ -51,6 +51,7 @@ void sequence_attach(struct sequence *s, const struct sequence_params *p, uint32
     memset(s->pages_written, 0, sizeof s->pages_written);
     memset(s->slabs_written, 0, sizeof s->slabs_written);
     memset(s->slabs_sent, 0, sizeof s->slabs_sent);
+    memset(s->draft, 0, sizeof s->draft);
     struct elastic_params params = {.layout = p->layout,
                                     .capacity = s->capacity,
                                     .sinks = s->sinks,

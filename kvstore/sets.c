@@ -159,6 +159,39 @@ static void split(struct planner *p, const struct msg *msg, struct arrival *arri
     }
 }
 
+/* The step whose late lists follow from the set that a sequence got last, if each step brings it one token; false:
+ * none whose tables may be written yet. */
+static bool step_ahead(const struct planner *p, const struct sequence *s, uint32_t *ret_step,
+                       uint32_t *ret_position)
+{
+    const struct elastic *e = &s->elastic;
+    const struct step *step = &p->step;
+    uint32_t made_from = e->next != ELASTIC_NONE ? e->next_position : e->position;
+    bool posted = s->next == made_from + 1; /* the record of the token that it was made from */
+    if ((!e->has && e->next == ELASTIC_NONE) || step->selection != SELECTION_PREVIOUS || s->failed ||
+        s->closing || made_from + 1 >= s->capacity ||
+        (!posted && (s->next != made_from || step->state != STEP_IDLE)))
+        return false;
+    *ret_step = step->step + (!posted || step->state != STEP_IDLE);
+    *ret_position = made_from + 1;
+    return true;
+}
+
+struct draft_work {
+    struct planner *planner;
+    struct arrival *arrivals;
+};
+
+static void draft_one(void *arg, int index, int thread)
+{
+    (void)thread;
+    const struct draft_work *work = arg;
+    struct sequence *s = work->arrivals[index].sequence;
+    uint32_t step, position;
+    if (s && step_ahead(work->planner, s, &step, &position))
+        tables_draft(&work->planner->tables, step, s, position);
+}
+
 void planner_topk(struct planner *p, const struct msg *msg)
 {
     const struct msg_topk *t = &msg->topk;
@@ -188,4 +221,9 @@ void planner_topk(struct planner *p, const struct msg *msg)
             arrivals[i].sequence = NULL; /* closed by what advanced */
         else if (arrivals[i].sequence)
             planner_settle(p, arrivals[i].sequence);
+    struct draft_work work = {p, arrivals};
+    from = clock_now_ns();
+    if (!p->broken)
+        pool_run(p->pool, (int)t->entry_count, draft_one, &work);
+    p->totals.plan_ns += clock_now_ns() - from;
 }

@@ -64,30 +64,102 @@ void tables_slabs(struct tables *t, uint32_t step, struct sequence *s, uint32_t 
     *written = true;
 }
 
-static uint32_t write_positions(const struct selection_list *list, uint32_t sinks, const uint32_t window[2],
-                                uint32_t *restrict out)
+/* One list while it is written: `at` entries are there. */
+struct list_out {
+    uint32_t *restrict positions, *restrict slots; /* slots NULL: the group has none */
+    const uint16_t *slot_of;
+    uint32_t at;
+};
+
+static struct list_out list_out(const struct table_view *view, uint32_t phase, const struct sequence *s,
+                                uint32_t group, uint32_t head)
 {
-    uint32_t n = 0;
-    for (uint32_t p = 0; p < sinks; p++)
-        out[n++] = p;
-    memcpy(out + n, list->position, list->count * sizeof *out);
-    n += list->count;
-    for (uint32_t p = window[0]; p < window[1]; p++)
-        out[n++] = p;
-    return n;
+    const struct elastic *e = &s->elastic;
+    uint64_t index = table_list_index(view, phase, s->index, group, head);
+    return (struct list_out){.positions = table_positions_at(view, index),
+                             .slots = e->attached[group] ? table_slots_at(view, index) : NULL,
+                             .slot_of = elastic_head(e, group, head / e->ratio)->slot_of};
 }
 
-static void write_slots(const struct selection_list *list, const struct elastic_head *head, uint32_t sinks,
-                        const uint32_t window[2], uint32_t *restrict out)
+static void write_range(struct list_out *out, uint32_t from, uint32_t end)
 {
-    const uint16_t *restrict map = head->slot_of, *restrict slot = list->slot;
-    for (uint32_t p = 0; p < sinks; p++)
-        *out++ = map[p];
-    for (uint32_t i = 0; i < list->count; i++)
-        out[i] = slot[i];
-    out += list->count;
-    for (uint32_t p = window[0]; p < window[1]; p++)
-        *out++ = map[p];
+    for (uint32_t p = from; p < end; p++, out->at++) {
+        out->positions[out->at] = p;
+        if (out->slots)
+            out->slots[out->at] = out->slot_of[p];
+    }
+}
+
+static void write_selection(struct list_out *out, const struct selection_list *list)
+{
+    memcpy(out->positions + out->at, list->position, list->count * sizeof *list->position);
+    if (out->slots) {
+        uint32_t *restrict to = out->slots + out->at;
+        const uint16_t *restrict slot = list->slot;
+        for (uint32_t i = 0; i < list->count; i++)
+            to[i] = slot[i];
+    }
+    out->at += list->count;
+}
+
+static uint32_t attached_groups(const struct elastic *e)
+{
+    uint32_t bits = 0;
+    for (uint32_t g = 0; g < e->layout.groups; g++)
+        bits |= (uint32_t)e->attached[g] << g;
+    return bits;
+}
+
+_Static_assert(LIMIT_GROUPS <= 32, "a bit for each group");
+
+/* Whether every position of the next set has a slot, in groups that have any. */
+static bool all_staged(const struct elastic *e)
+{
+    if (e->next != ELASTIC_STAGED)
+        return false;
+    for (uint32_t g = 0; g < e->layout.groups; g++)
+        for (uint32_t h = 0; h < e->layout.selection_heads && e->attached[g]; h++)
+            if (elastic_list(e, g, h)->added)
+                return false;
+    return true;
+}
+
+void tables_draft(struct tables *t, uint32_t step, struct sequence *s, uint32_t position)
+{
+    const struct table_view *view = view_of(t, step);
+    const struct elastic *e = &s->elastic;
+    bool next = e->next != ELASTIC_NONE;
+    uint32_t limit = next ? e->next_limit : e->limit;
+    s->draft[step & 1].ready = false;
+    if (limit > position || e->pin_end < e->sinks || (next && !all_staged(e)))
+        return;
+    /* What is pinned stays in its slot until the step unpins it; a named row stays in its own too. */
+    uint32_t end = e->pin_end < position ? e->pin_end : position;
+    if (e->pin_low > limit || end < limit)
+        end = limit;
+    for (uint32_t g = 0; g < t->header.groups; g++)
+        for (uint32_t h = 0; h < t->header.selection_heads; h++) {
+            const struct selection *list = elastic_list(e, g, h);
+            struct list_out out = list_out(view, 1, s, g, h);
+            const struct selection_list *from = next ? &list->next : &list->now;
+            CHECK((uint64_t)e->sinks + from->count + (end - limit) <= t->header.list_max);
+            write_range(&out, 0, e->sinks);
+            write_selection(&out, from);
+            write_range(&out, limit, end);
+        }
+    s->draft[step & 1] = (struct sequence_draft){.ready = true,
+                                                 .step = step,
+                                                 .position = position,
+                                                 .set_step = next ? e->next_step : e->step,
+                                                 .attached = attached_groups(e),
+                                                 .window_end = end};
+}
+
+static bool is_drafted(const struct sequence *s, uint32_t step, uint32_t phase, uint32_t position)
+{
+    const struct sequence_draft *d = &s->draft[step & 1];
+    return d->ready && phase == 1 && d->step == step && d->position == position &&
+           d->set_step == s->elastic.step && d->attached == attached_groups(&s->elastic);
 }
 
 /* Positions that a layer of the group attends on average. */
@@ -105,18 +177,24 @@ void tables_lists(struct tables *t, uint32_t step, uint32_t phase, struct sequen
     const struct table_view *view = view_of(t, step);
     const struct elastic *e = &s->elastic;
     uint32_t sinks = e->sinks < position + 1 ? e->sinks : position + 1;
-    uint32_t window[2] = {e->limit < position + 1 ? e->limit : position + 1, position + 1};
+    uint32_t window = e->limit < position + 1 ? e->limit : position + 1;
+    struct sequence_draft *draft = &s->draft[step & 1];
+    bool drafted = is_drafted(s, step, phase, position);
     for (uint32_t g = 0; g < t->header.groups; g++) {
         for (uint32_t h = 0; h < t->header.selection_heads; h++) {
             const struct selection_list *list = &elastic_list(e, g, h)->now;
-            uint64_t index = table_list_index(view, phase, s->index, g, h);
-            CHECK((uint64_t)sinks + list->count + (window[1] - window[0]) <= t->header.list_max);
-            uint32_t n = write_positions(list, sinks, window, table_positions_at(view, index));
-            *table_count_at(view, index) = n;
-            if (e->attached[g])
-                write_slots(list, elastic_head(e, g, h / e->ratio), sinks, window,
-                            table_slots_at(view, index));
-            s->counters.attended += phase ? attended(t, step, e, g, n, position) : 0;
+            struct list_out out = list_out(view, phase, s, g, h);
+            CHECK((uint64_t)sinks + list->count + (position + 1 - window) <= t->header.list_max);
+            if (drafted) {
+                out.at = sinks + list->count + (draft->window_end - window);
+                write_range(&out, draft->window_end, position + 1);
+            } else {
+                write_range(&out, 0, sinks);
+                write_selection(&out, list);
+                write_range(&out, window, position + 1);
+            }
+            *table_count_at(view, table_list_index(view, phase, s->index, g, h)) = out.at;
+            s->counters.attended += phase ? attended(t, step, e, g, out.at, position) : 0;
         }
         uint32_t *writes = table_write_at(view, s->index, g);
         for (uint32_t h = 0; h < t->header.row_heads && e->attached[g]; h++) {
@@ -126,6 +204,8 @@ void tables_lists(struct tables *t, uint32_t step, uint32_t phase, struct sequen
                 writes[h] = slot;
         }
     }
+    s->drafts_used += drafted;
+    draft->ready = false;
     s->counters.lists += phase ? (uint64_t)t->header.groups * t->header.selection_heads : 0;
 }
 
