@@ -18,6 +18,7 @@
 #include "decoder/pass.h"
 #include "proto/limits.h"
 #include "tests/lib/ggufgen_arch.h"
+#include "tests/lib/golden.h"
 #include "tests/unit/decoder_model.h"
 
 #define SMOLLM2 "models/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -500,95 +501,6 @@ static void test_source_error(void **state)
     bench_close(&b);
 }
 
-/* llama.cpp's logits of a text; tests/vectors/golden_smollm2_q4_1.md describes the format. */
-struct golden {
-    uint8_t *file;
-    uint32_t positions, top_k, vocab;
-    const double *lse;       /* [positions] log of the sum of exponentials */
-    const uint32_t *ids;     /* [positions + 1] */
-    const float *next;       /* [positions] logit of the id that follows */
-    const uint32_t *top_ids; /* [positions][top_k] */
-    const float *top;        /* [positions][top_k], falling */
-};
-
-static uint8_t *read_file(const char *path, size_t *ret_bytes)
-{
-    FILE *f = fopen(path, "rb");
-    assert_non_null(f);
-    assert_int_equal(fseek(f, 0, SEEK_END), 0);
-    *ret_bytes = (size_t)ftell(f);
-    rewind(f);
-    uint8_t *data = mem_alloc(*ret_bytes, 1);
-    assert_int_equal(fread(data, 1, *ret_bytes, f), *ret_bytes);
-    fclose(f);
-    return data;
-}
-
-static void golden_open(struct golden *g, const char *path)
-{
-    size_t bytes;
-    g->file = read_file(path, &bytes);
-    uint32_t head[6];
-    assert_true(bytes > 32 && !memcmp(g->file, "SCTXGLD", 8));
-    memcpy(head, g->file + 8, sizeof head);
-    g->positions = head[1];
-    g->top_k = head[2];
-    g->vocab = head[3];
-    size_t n = g->positions, k = g->top_k;
-    assert_int_equal(bytes, 32 + 8 * n + 4 * (n + 1) + 4 * n + 8 * n * k);
-    g->lse = (const double *)(g->file + 32);
-    g->ids = (const uint32_t *)(g->lse + n);
-    g->next = (const float *)(g->ids + n + 1);
-    g->top_ids = (const uint32_t *)(g->next + n);
-    g->top = (const float *)(g->top_ids + n * k);
-}
-
-static double log_sum_exp(const float *row, uint32_t count)
-{
-    double top = row[0], sum = 0;
-    for (uint32_t i = 1; i < count; i++)
-        top = row[i] > top ? row[i] : top;
-    for (uint32_t i = 0; i < count; i++)
-        sum += exp(row[i] - top);
-    return top + log(sum);
-}
-
-struct figures {
-    double loss, loss_ref, kl; /* sums over positions */
-    uint32_t positions, agree;
-    double gap_max; /* of disagreements: by how much the reference prefers its own choice */
-};
-
-/* The KL divergence is taken over the top ids and one bucket for all others: a lower bound of the whole. */
-static void compare(struct figures *to, const struct golden *g, uint32_t p, const float *row)
-{
-    const uint32_t *ids = g->top_ids + (size_t)p * g->top_k;
-    const float *top = g->top + (size_t)p * g->top_k;
-    double lse = log_sum_exp(row, g->vocab), rest = 1, rest_ref = 1, kl = 0;
-    uint32_t best = 0;
-    for (uint32_t i = 1; i < g->vocab; i++)
-        best = row[i] > row[best] ? i : best;
-    double chosen = top[g->top_k - 1]; /* an id outside the top lies below it */
-    for (uint32_t i = 0; i < g->top_k; i++) {
-        double p_log = top[i] - g->lse[p], q_log = row[ids[i]] - lse;
-        kl += exp(p_log) * (p_log - q_log);
-        rest_ref -= exp(p_log);
-        rest -= exp(q_log);
-        if (ids[i] == best)
-            chosen = top[i];
-    }
-    if (rest_ref > 0 && rest > 0)
-        kl += rest_ref * log(rest_ref / rest);
-    to->kl += kl;
-    to->loss += lse - row[g->ids[p + 1]];
-    to->loss_ref += g->lse[p] - g->next[p];
-    to->positions++;
-    if (best == ids[0])
-        to->agree++;
-    else if (top[0] - chosen > to->gap_max)
-        to->gap_max = top[0] - chosen;
-}
-
 struct bounds {
     double ppl, agree, gap, kl;
 };
@@ -609,14 +521,14 @@ static void check_golden(const char *path, enum compute_activations activations,
     assert_true(g.positions >= 1000);
     struct pages pages;
     pages_init(&pages, b.config, g.positions);
-    struct figures fig = {0};
+    struct golden_figures fig = {0};
     for (uint32_t at = 0; at < g.positions; at += CHUNK_MAX) {
         uint32_t n = g.positions - at < CHUNK_MAX ? g.positions - at : CHUNK_MAX;
         struct pass_entry entry = {g.ids + at, at, n, n};
         struct given_all given = dense(&pages);
         run(b.pass, &entry, &given);
         for (uint32_t i = 0; i < n; i++)
-            compare(&fig, &g, at + i, pass_logits(b.pass, i));
+            golden_compare(&fig, &g, at + i, pass_logits(b.pass, i));
     }
     double n = fig.positions, ppl = exp(fig.loss / n), ppl_ref = exp(fig.loss_ref / n), agree = fig.agree / n;
     print_message(
@@ -628,7 +540,7 @@ static void check_golden(const char *path, enum compute_activations activations,
     assert_true(fig.gap_max <= bounds->gap);
     assert_true(fig.kl / n <= bounds->kl);
     pages_free(&pages);
-    mem_free(&g.file);
+    golden_close(&g);
     bench_close(&b);
 }
 
