@@ -42,13 +42,6 @@ static int check_options(const struct card_options *o, struct err *err)
                        " query heads a KV head, expected "
                        "a multiple of 8 and at most %d",
                        head_path(o->head), h->hidden, h->q_heads / h->kv_heads, CUDA_GROUP_MAX);
-    for (uint32_t g = 0; g < h->groups; g++)
-        if (head_groups(o->head)[g].q_norm.data)
-            return err_set(err, -ENOTSUP,
-                           "%s: groups.%" PRIu32
-                           ".q_norm.weight on a GPU: found, expected a head without norms of "
-                           "queries and keys; use --retriever-device cpu",
-                           head_path(o->head), g);
     if (o->context > CUDA_TOPK_MAX)
         return err_set(err, -ENOTSUP, "context on a GPU: found %" PRIu32 ", expected at most %d", o->context,
                        CUDA_TOPK_MAX);

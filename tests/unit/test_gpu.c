@@ -204,6 +204,7 @@ static void test_order(void **state)
     assert_int_equal(out[0], 0);
     __atomic_store_n(flag, 5 + 0x40000000u, __ATOMIC_RELEASE); /* far ahead: as an abort does */
     assert_int_equal(api->stream_sync(other), 0);
+    assert_int_equal(api->stream_sync(rig.stream), 0);
     assert_int_equal(api->stream_done(rig.stream), 1);
     assert_int_equal(out[1], 0x11111111);
     assert_int_equal(__atomic_load_n(&calls, __ATOMIC_ACQUIRE), 2);
