@@ -2,8 +2,8 @@
  *
  * The table comes from a shared library, so that programs run and are built where no CUDA is:
  * libspecontext-cuda.so beside the program (compute/cuda/gpu_cuda.c: CUDA 13), or the library that the
- * environment's SPECONTEXT_GPU_LIBRARY names. Tests load a double of the same interface that does all of it on
- * the CPU (tests/fakegpu), so that everything around the kernels is tested where no GPU is.
+ * environment's SPECONTEXT_GPU_LIBRARY names. Tests load a double of the same interface that does all of it
+ * on the CPU (tests/fakegpu), so that everything around the kernels is tested where no GPU is.
  *
  * Conventions. Errors: 0 or a negative errno; functions that can say more take a `struct err`. A `struct gpu`
  * is one device and one context in this process; create it on the thread that uses it; copies, launches,
@@ -52,8 +52,8 @@ struct gpu_api {
     const struct gpu_info *(*info)(const struct gpu *gpu);
     /* Device memory that is free on the card now, all processes counted. */
     int (*memory_free)(struct gpu *gpu, uint64_t *ret_bytes);
-    /* The first asynchronous error of the context, as text; 0 while it is sound. After an error the context is
-     * lost: log, exit. */
+    /* The first asynchronous error of the context, as text; 0 while it is sound. After an error the context
+     * is lost: log, exit. */
     int (*check)(struct gpu *gpu, struct err *err);
 
     /* ---- memory ---- */
@@ -90,7 +90,7 @@ struct gpu_api {
 
     /* ---- flags ---- `flag`: device address (host_register, alloc_host or alloc). */
     int (*flag_write)(uint32_t *flag, uint32_t value, struct CUstream_st *stream);
-    /* Goes on when (int32_t)(*flag - value) >= 0. Everything that was written before the flag is seen after. */
+    /* Goes on when (int32_t)(*flag - value) >= 0. What was written before the flag is seen after. */
     int (*flag_wait)(uint32_t *flag, uint32_t value, struct CUstream_st *stream);
 
     /* ---- graphs ---- Work queued on `stream` between begin and end is kept, not done. flag_wait and

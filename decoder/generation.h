@@ -44,7 +44,6 @@ struct generation {
 struct generation_limits {
     uint32_t vocab, context;
     uint32_t list_max; /* the largest budget */
-    bool lists_only;   /* a step cannot attend all positions for a sequence of a batch of lists */
 };
 
 /* Takes msg's memory, whatever it returns. Never fails: a request that asks for what cannot be comes back

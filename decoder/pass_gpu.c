@@ -144,6 +144,9 @@ static int check_heads(struct pass_gpu *f, struct err *err)
                              .kv_heads = c->kv_heads,
                              .head_dim = c->head_dim,
                              .work = f->work.at};
+    if (c->vocab > CUDA_VOCAB_MAX)
+        return err_set(err, -ENOTSUP, "model: found %u tokens, expected at most %d on a GPU", c->vocab,
+                       CUDA_VOCAB_MAX);
     if (f->api->attn(&attn, stream_of(f)) == 0 && c->hidden % 8 == 0 && c->ffn % 8 == 0)
         return 0;
     return err_set(

@@ -76,8 +76,7 @@ static void retire(struct scheduler *s, struct generation *q, const struct kv_co
 
 void scheduler_generate(struct scheduler *s, uint64_t id, struct msg *msg)
 {
-    struct generation_limits limits = {s->options.vocab, s->options.context, s->options.list_max,
-                                       !stepper_attends_all(s->stepper)};
+    struct generation_limits limits = {s->options.vocab, s->options.context, s->options.list_max};
     struct generation *q = generation_create(id, msg, &limits);
     if (s->count == SCHEDULER_REQUESTS_MAX) {
         struct msg done;

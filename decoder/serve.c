@@ -244,8 +244,11 @@ static void to_client(struct serve *s, struct msg *msg)
     if (done)
         log_done(r, &msg->done);
     msg->id = r->asked_id;
-    if (!r->gone && bus_reply(s->server, &r->peer, msg) < 0 && !done)
-        forget_client(s, r);
+    if (!r->gone && bus_reply(s->server, &r->peer, msg) < 0) { /* it must not wait for what it missed */
+        if (!done)
+            forget_client(s, r);
+        bus_lose_peer(s->server, &r->peer);
+    }
     if (!done)
         return;
     requests_remove(&s->requests, r);
@@ -338,17 +341,18 @@ static void on_bell(void *arg, uint32_t events)
 static void start_device(struct serve *s)
 {
     const struct settings *o = s->options;
+    uint32_t context = s->identity.layout.context_max, chunk = o->chunk < context ? o->chunk : context;
     struct device_options device = {.model = s->model,
                                     .device = o->device,
                                     .pass = {.threads = o->threads,
                                              .isa = o->isa,
                                              .activations = o->activations,
-                                             .tokens_max = o->chunk > o->sequences ? o->chunk : o->sequences,
+                                             .tokens_max = chunk > o->sequences ? chunk : o->sequences,
                                              .entries_max = o->sequences,
                                              .logits_max = o->sequences},
-                                    .context = s->identity.layout.context_max,
+                                    .context = context,
                                     .sequences = o->sequences,
-                                    .chunk = o->chunk};
+                                    .chunk = chunk};
     s->device = device_start(&device, s->posts);
 }
 

@@ -8,8 +8,9 @@
 
 #include "compute/gpu.h"
 #include "proto/limits.h"
+#include "proto/memory_gpu.h"
 
-enum { THREADS_MAX = 1024, CHUNK_CPU = 256, CHUNK_GPU = 2048 };
+enum { THREADS_MAX = 1024, CHUNK_CPU = 256, CHUNK_GPU = MEMORY_GPU_PROMPT };
 
 #define AT(field) .at = offsetof(struct settings, field), .group = DAEMON_GROUP
 

@@ -270,11 +270,6 @@ const struct stepper_times *stepper_times(const struct stepper *s)
     return &s->times;
 }
 
-bool stepper_attends_all(const struct stepper *s)
-{
-    return !s->gpu;
-}
-
 void stepper_gpu_figures(const struct stepper *s, struct step_gpu_figures *ret)
 {
     *ret = (struct step_gpu_figures){0};

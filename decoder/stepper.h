@@ -7,7 +7,6 @@
 #ifndef DECODER_STEPPER_H
 #define DECODER_STEPPER_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/err.h"
@@ -86,9 +85,6 @@ int stepper_run(struct stepper *s, const struct stepper_spec *spec, struct stepp
                 struct err *err);
 
 const struct stepper_times *stepper_times(const struct stepper *s);
-
-/* Whether TABLE_ATTEND_ALL is heeded: on the CPU. */
-bool stepper_attends_all(const struct stepper *s);
 
 void stepper_gpu_figures(const struct stepper *s, struct step_gpu_figures *ret); /* zeros on the CPU */
 

@@ -1,5 +1,5 @@
-/* Finds the head that comes with the program for a model, or finds or makes the cached one. No state besides the
- * files; main's thread, before any daemon is started. It must never change a file outside the cache. */
+/* Finds the head that comes with the program for a model, or finds or makes the cached one. No state besides
+ * the files; main's thread, before any daemon is started. It must never change a file outside the cache. */
 #include "launch/head_cache.h"
 
 #include <dirent.h>

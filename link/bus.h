@@ -78,6 +78,10 @@ bool bus_peer_lives(const struct bus_peer *peer);
  * callback of that peer, except `hello` and `gone`. */
 void bus_close_peer(struct bus_server *server, struct bus_peer *peer);
 
+/* Loses the peer that answers to a copy of `who` and says so by `gone`: for one whose queue is full. It hears
+ * ERROR -ENOTCONN once it listens again, in place of what it missed. */
+void bus_lose_peer(struct bus_server *server, const struct bus_peer *who);
+
 #define BUS_PING_NS    (500 * CLOCK_MS) /* clients ping when they have sent, or heard, nothing for so long */
 #define BUS_SILENCE_NS (4 * CLOCK_S)    /* a peer that says nothing for so long is LOST */
 #define BUS_PATIENCE_NS \

@@ -137,6 +137,13 @@ void bus_close_peer(struct bus_server *server, struct bus_peer *peer)
     mem_free(&peer);
 }
 
+void bus_lose_peer(struct bus_server *server, const struct bus_peer *who)
+{
+    struct bus_peer *peer = find_peer(server, who->routing, who->routing_bytes);
+    if (peer && peer->epoch == who->epoch)
+        lose_peer(server, peer);
+}
+
 struct bus_peer *bus_find_role(struct bus_server *server, uint32_t role)
 {
     for (uint32_t i = server->peer_count; i-- > 0;)

@@ -1,6 +1,6 @@
-/* Word characters and white space at the ends of a text, as regular expressions over Unicode have them (UTS 18:
- * \w is letters, marks, decimal digits, letter numbers, connectors and joiners; \s is White_Space). Texts are
- * valid UTF-8. Pure, any thread. */
+/* Word characters and white space at the ends of a text, as regular expressions over Unicode have them: \w is
+ * letters, marks, decimal digits, letter numbers, connectors and joiners; \s is White_Space. Texts are valid
+ * UTF-8. Pure, any thread. */
 #ifndef MODEL_TEXT_CLASS_H
 #define MODEL_TEXT_CLASS_H
 

@@ -30,7 +30,7 @@ enum vocab_type {
     VOCAB_TYPE_BYTE = 6
 };
 
-/* How a token is cut out of text, as `tokenizers` has it: what it takes along, and where it does not stand. */
+/* How a token is cut out of text, as `tokenizers` has it: what it takes along, and where it is none. */
 enum vocab_cut {
     VOCAB_CUT_LSTRIP = 1,     /* white space before it goes with it */
     VOCAB_CUT_RSTRIP = 2,     /* ... behind it */

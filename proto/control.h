@@ -79,8 +79,8 @@ struct control_header {
     char device_uuid[CONTROL_UUID_BYTES];        /* CUDA: the GPU that device memory lies on; else zeros */
     uint8_t device_handle[CONTROL_HANDLE_BYTES]; /* CUDA: IPC handle of device memory; else zeros */
     uint64_t checksum;                           /* low half of hash_bytes(0, all fields above) */
-    /* Resident layers of version v of the resident set, at v % CONTROL_RESIDENT_RING: written by the store before
-     * it raises RESIDENT_PROPOSED to v. Version 0 is all layers. */
+    /* Resident layers of version v of the resident set, at v % CONTROL_RESIDENT_RING: written by the store
+     * before it raises RESIDENT_PROPOSED to v. Version 0 is all layers. */
     uint32_t resident_layers[CONTROL_RESIDENT_RING];
 };
 

@@ -65,7 +65,8 @@ void memory_gpu_decoder(const struct memory_gpu_model *m, const struct kv_layout
 {
     enum { ALIGNMENT = 256, VECTORS = 8, LOADING = 16 << 20, INPUTS = 1 << 20 };
     uint64_t q = (uint64_t)m->q_heads * m->head_dim, kv = (uint64_t)m->kv_heads * m->head_dim;
-    uint64_t hidden = m->hidden, qkv = q + 2 * kv, tokens = larger(MEMORY_GPU_CHUNK, load->sequences);
+    uint64_t hidden = m->hidden, qkv = q + 2 * kv, prompt = MEMORY_GPU_PROMPT;
+    uint64_t tokens = larger(load->context < prompt ? load->context : prompt, load->sequences);
     uint64_t layer = hidden * (qkv + q + 3 * (uint64_t)m->ffn) * 2;
     uint64_t vectors = 4 * (2 * hidden + qkv + 2 * (uint64_t)m->head_dim) + VECTORS * ALIGNMENT;
     uint64_t widest = larger(larger(q, hidden), m->ffn);

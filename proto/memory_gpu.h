@@ -12,7 +12,8 @@
     (UINT64_C(64) << 20)                         /* of a process that multiplies: workspace, plans, kernels */
 #define MEMORY_GPU_ROUNDING (UINT64_C(16) << 20) /* of a process: allocations end on large pages */
 #define MEMORY_GPU_WORK     (UINT64_C(256) << 20) /* scores and weights that the retriever makes at a time */
-#define MEMORY_GPU_CHUNK    256u                  /* tokens that go through a daemon's products together */
+#define MEMORY_GPU_CHUNK    256u  /* tokens that go through the retriever's products together */
+#define MEMORY_GPU_PROMPT   2048u /* prompt tokens of one step of the decoder, unless it is told otherwise */
 
 struct memory_gpu_model {
     uint32_t layers, hidden, ffn, vocab, q_heads, kv_heads, head_dim, rope_dims;

@@ -94,8 +94,8 @@ static void expand_q45_k(float *out, const uint8_t *b, int five)
     }
 }
 
-/* Q2_K: 16 bytes of scale and minimum (a nibble each), 64 of bit pairs, d, dmin. Q3_K: see q3_k_scale. Element
- * i's bit pair. */
+/* Element i's bit pair of Q2_K (16 bytes of scale and minimum, a nibble each, 64 of bit pairs, d, dmin) or of
+ * Q3_K (see q3_k_scale). */
 static int pair_at(const uint8_t *pairs, int i)
 {
     return pairs[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
@@ -271,8 +271,8 @@ static void quantize(struct act_block *out, const float *x, uint32_t cols)
     }
 }
 
-/* The numbers of block `block` of a row without their offset taken off, and their d and m (or second d, and what either
- * half adds). */
+/* The numbers of block `block` of a row without their offset taken off, and their d and m (or second d,
+ * and what either half adds). */
 struct numbers {
     int u[Q8_BLOCK];
     float d, m, min[2];

@@ -111,13 +111,15 @@ static uint32_t number(const json_t *config, const char *key, uint32_t otherwise
     return json_is_integer(value) ? (uint32_t)json_integer_value(value) : otherwise;
 }
 
-static void load(struct arch *a, const char *name)
+/* `head_dim` 0: the case's. */
+static void load(struct arch *a, const char *name, uint32_t head_dim)
 {
     char path[128];
     memset(a, 0, sizeof *a);
     snprintf(path, sizeof path, ARCH_VECTORS "/%s/config.json", name);
     a->config = json_load_file(path, 0, NULL);
     CHECK(a->config != NULL);
+    CHECK(!head_dim || json_object_set_new(a->config, "head_dim", json_integer(head_dim)) == 0);
     a->type = json_string_value(json_object_get(a->config, "model_type"));
     a->hidden = number(a->config, "hidden_size", 0);
     a->ffn = number(a->config, "intermediate_size", 0);
@@ -195,15 +197,13 @@ static void write_shard(const struct arch *a, const char *folder, unsigned shard
     }
 }
 
-void ggufgen_arch_folder(const char *name, unsigned shards, const char *config, char **ret_path)
+static void make_folder(struct arch *a, unsigned shards, const char *config, char **ret_path)
 {
-    struct arch a;
     char folder[] = "/tmp/specontext-test-XXXXXX", path[256];
-    load(&a, name);
     CHECK(mkdtemp(folder) != NULL);
     json_t *map = json_object();
     for (unsigned i = 0; i < shards; i++)
-        write_shard(&a, folder, i, shards, map);
+        write_shard(a, folder, i, shards, map);
     json_t *index = json_pack("{s:{}, s:o}", "metadata", "weight_map", map);
     snprintf(path, sizeof path, "%s/model.safetensors.index.json", folder);
     CHECK(shards == 1 || json_dump_file(index, path, 0) == 0);
@@ -211,10 +211,24 @@ void ggufgen_arch_folder(const char *name, unsigned shards, const char *config, 
     snprintf(path, sizeof path, "%s/config.json", folder);
     FILE *file = fopen(path, "we");
     CHECK(file != NULL);
-    CHECK(config ? fputs(config, file) >= 0 : json_dumpf(a.config, file, 0) == 0);
+    CHECK(config ? fputs(config, file) >= 0 : json_dumpf(a->config, file, 0) == 0);
     fclose(file);
-    unload(&a);
+    unload(a);
     *ret_path = mem_strdup(folder);
+}
+
+void ggufgen_arch_folder(const char *name, unsigned shards, const char *config, char **ret_path)
+{
+    struct arch a;
+    load(&a, name, 0);
+    make_folder(&a, shards, config, ret_path);
+}
+
+void ggufgen_arch_folder_heads(const char *name, uint32_t head_dim, char **ret_path)
+{
+    struct arch a;
+    load(&a, name, head_dim);
+    make_folder(&a, 1, NULL, ret_path);
 }
 
 /* Rows (half, j) of a head to (j, half), in place. */
@@ -317,7 +331,7 @@ void ggufgen_arch_file(const char *name, enum dtype type, unsigned parts, char *
 {
     struct arch a;
     char stem[] = "/tmp/specontext-test-XXXXXX", path[128];
-    load(&a, name);
+    load(&a, name, 0);
     bool llama = !strcmp(a.type, "llama") || !strcmp(a.type, "mistral");
     bool scaled = json_is_object(json_object_get(a.config, "rope_scaling")) && llama;
     CHECK(mkdtemp(stem) != NULL); /* a folder keeps the parts together */

@@ -16,6 +16,9 @@ extern const char *const ggufgen_arch_names[];
  * says. `config`: text in place of the case's config.json, or NULL. *ret_path is the caller's. */
 void ggufgen_arch_folder(const char *name, unsigned shards, const char *config, char **ret_path);
 
+/* The case with heads of another width, so that there are no golden values for it. */
+void ggufgen_arch_folder_heads(const char *name, uint32_t head_dim, char **ret_path);
+
 /* A temporary GGUF file with matrices of the type (F32, F16 or BF16); parts > 1: split, *ret_path the
  * first. */
 void ggufgen_arch_file(const char *name, enum dtype type, unsigned parts, char **ret_path);

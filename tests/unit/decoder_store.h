@@ -31,6 +31,7 @@ enum store_fault {
     STORE_LONG_LIST,   /* more than list_max */
     STORE_POISONS_ROW, /* a K row full of NaN */
     STORE_SILENT,      /* answers no step of it, nor later ones */
+    STORE_SHORT,       /* lists of the token alone, and everything to be attended where that is possible */
     STORE_NO_ROWS,     /* makes the tables, and nothing after */
 };
 

@@ -62,6 +62,11 @@ static inline void store_lists(struct store *s, struct table_view *v, const stru
                     table_positions_at(v, list)[p] = p;
                     table_slots_at(v, list)[p] = store_slot(s, p);
                 }
+                if (fault == STORE_SHORT) {
+                    *table_count_at(v, list) = 1;
+                    table_positions_at(v, list)[0] = e->position;
+                    table_slots_at(v, list)[0] = store_slot(s, e->position);
+                }
                 if (fault == STORE_BAD_LIST)
                     table_positions_at(v, list)[e->position] = e->position + 1;
                 if (fault == STORE_BAD_SLOT)
@@ -114,7 +119,8 @@ static inline void store_fill(struct store *s, struct step_record *r)
         if (r->kind == STEP_DENSE && resident < s->layout.layers && staged > STORE_STAGING)
             status = -ENOSPC;
         for (uint32_t phase = 0; phase < 2; phase++)
-            *table_sequence_at(&v, phase, e->sequence) = (struct table_sequence){r->step, status, 0, 0};
+            *table_sequence_at(&v, phase, e->sequence) =
+                (struct table_sequence){r->step, status, 0, fault == STORE_SHORT ? TABLE_ATTEND_ALL : 0};
         store_places(s, &v, e, fault);
         if (r->kind != STEP_SPARSE)
             continue;

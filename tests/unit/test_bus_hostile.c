@@ -269,6 +269,29 @@ static void a_flood_is_refused_not_queued_for_ever(void **state)
     assert_int_equal(waitpid(pid, NULL, 0), pid);
 }
 
+/* A peer that does not read: its queue fills, and the server loses it. */
+static void who_does_not_read_may_be_lost(void **state)
+{
+    struct node_fixture *f = *state;
+    enum { MOST = 1 << 20 };
+    assert_int_equal(node_serve(&f->store, f->loop, f->path, ROLE_DECODER), 0);
+    node_raw_connect(f);
+    node_raw_greet(f, ROLE_LAUNCH, 5);
+    node_until(f->loop, f->store.record.hellos, 1);
+    static uint32_t ids[256];
+    struct bus_peer who = *f->store.record.peer;
+    int r = 0, sent = 0;
+    for (; r == 0 && sent < MOST; sent++) {
+        struct msg msg = {.kind = MSG_TOKEN, .id = 1, .token.tokens = {ids, 256}};
+        r = bus_reply(f->store.server, &who, &msg);
+    }
+    assert_int_equal(r, -EAGAIN);
+    bus_lose_peer(f->store.server, &who);
+    assert_int_equal(f->store.record.gones, 1);
+    bus_lose_peer(f->store.server, &who); /* known no more */
+    assert_int_equal(f->store.record.gones, 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -280,6 +303,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(strangers_are_cut_off, node_setup, node_teardown),
         cmocka_unit_test_setup_teardown(the_table_of_peers_is_bounded, node_setup, node_teardown),
         cmocka_unit_test_setup_teardown(a_peer_that_left_is_unreachable, node_setup, node_teardown),
+        cmocka_unit_test_setup_teardown(who_does_not_read_may_be_lost, node_setup, node_teardown),
         cmocka_unit_test_setup_teardown(a_flood_is_refused_not_queued_for_ever, node_setup, node_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

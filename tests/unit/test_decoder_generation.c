@@ -60,28 +60,10 @@ static void test_budgets_of_a_sequence(void **state)
     assert_int_not_equal(other.made.head, 77);
 }
 
-/* On a GPU no step falls back to all positions: what may fall short of the whole request is refused. */
-static void test_lists_only(void **state)
-{
-    (void)state;
-    struct generation_limits limits = {.vocab = 9, .context = 512, .list_max = 512, .lists_only = true};
-    for (uint32_t most = 131; most <= 132; most++) {
-        uint32_t *ids = mem_alloc(128, sizeof *ids);
-        struct msg msg = {.kind = MSG_GENERATE, .memory = ids, .generate = plain};
-        msg.generate.min_mass = 0.5f;
-        msg.generate.budget_max = most;
-        msg.generate.tokens = (struct msg_u32s){ids, 128};
-        struct generation *q = generation_create(1, &msg, &limits);
-        assert_int_equal(q->failure.code, most < 132 ? -ENOTSUP : 0);
-        generation_free(&q);
-    }
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_budgets_of_a_sequence),
-        cmocka_unit_test(test_lists_only),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -229,6 +229,43 @@ static void test_wild_tables(void **state)
     rig_close(&g);
 }
 
+/* A set that is short attends everything where layers are resident, for that entry and those steps only: the graph
+ * that was launched writes nothing, the step is queued again. */
+static void test_short_sets(void **state)
+{
+    (void)state;
+    open_gpu();
+    for (uint32_t mode = SELECTION_CURRENT; mode <= SELECTION_MIXED; mode++) {
+        uint32_t a = 2 * mode + 1, b = 2 * mode + 2;
+        uint64_t repeated = figures().repeated;
+        ask(&g, a, 1, 20, plain(40, 0, mode));
+        ask(&g, b, 2, 20, plain(40, 0, mode));
+        while (g.results[b].count < 6)
+            turn(&g);
+        atomic_store(&g.store.fault_sequence, g.index_used[0] == a ? 0 : 1);
+        atomic_store(&g.store.fault, STORE_SHORT);
+        while (g.results[b].count < 10)
+            turn(&g);
+        atomic_store(&g.store.fault, STORE_SOUND);
+        finish(&g);
+        assert_int_equal(figures().repeated, repeated + 1);
+        for (uint32_t i = 0; i < 2; i++) {
+            alone(i + 1, 20, 40);
+            check_equal(i ? b : a, 40);
+        }
+    }
+    ask(&g, 9, 1, 20, plain(10, 0, SELECTION_CURRENT)); /* offloaded layers have their lists only */
+    store_offload(&g.store, 0);
+    atomic_store(&g.store.fault_sequence, 0);
+    atomic_store(&g.store.fault, STORE_SHORT);
+    finish(&g);
+    check_done(9, 10);
+    atomic_store(&g.store.fault, STORE_SOUND);
+    alone(1, 20, 10);
+    assert_memory_not_equal(g.results[9].tokens, g.results[ALONE].tokens, 10 * sizeof(uint32_t));
+    rig_close(&g);
+}
+
 /* Breaks off the step that was posted as `step`, once the store looks at no more. */
 static void *abort_step(void *arg)
 {
@@ -352,11 +389,12 @@ static void test_other_device(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_mixture),     cmocka_unit_test(test_graphs),
-        cmocka_unit_test(test_many_graphs), cmocka_unit_test(test_sampling),
-        cmocka_unit_test(test_faults),      cmocka_unit_test(test_wild_tables),
-        cmocka_unit_test(test_abort),       cmocka_unit_test(test_abort_rows),
-        cmocka_unit_test(test_memory),      cmocka_unit_test(test_other_device),
+        cmocka_unit_test(test_mixture),      cmocka_unit_test(test_graphs),
+        cmocka_unit_test(test_many_graphs),  cmocka_unit_test(test_sampling),
+        cmocka_unit_test(test_faults),       cmocka_unit_test(test_wild_tables),
+        cmocka_unit_test(test_abort),        cmocka_unit_test(test_abort_rows),
+        cmocka_unit_test(test_short_sets),   cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_other_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -22,6 +22,7 @@
 #include "link/bus.h"
 #include "link/fdpass.h"
 #include "link/runtime.h"
+#include "tests/lib/fakegpu.h"
 #include "tests/unit/decoder_model.h"
 #include "tests/unit/decoder_store.h"
 
@@ -53,6 +54,8 @@ struct stage {
     bool timed_out;
     int exit_status; /* of the child; -1: runs */
 };
+
+static bool decoder_on_gpu, store_on_gpu; /* of the stages that are opened next */
 
 /* ---- the parts that are played ---- */
 
@@ -106,12 +109,15 @@ static void on_ask(void *arg, uint32_t events)
     assert_int_equal(fdpass_recv(s->connection, clock_now_ns() + CLOCK_S, &frame, fds, &err), 0);
     assert_int_equal(frame.kind, FDPASS_ASK);
     assert_int_equal(frame.role, ROLE_DECODER);
-    store_start(&s->store, &s->identity.layout, frame.epoch);
+    const struct gpu_api *api = NULL;
+    if (store_on_gpu)
+        assert_int_equal(gpu_load(&api, &err), 0);
+    store_start_on(&s->store, &s->identity.layout, frame.epoch, api);
     assert_int_equal(doorbell_create(&spare), 0);
     int give[] = {s->store.device_segment.fd, s->store.control_segment.fd, s->store.bell, spare};
     struct fdpass_frame answer = {
-        .magic = FDPASS_MAGIC, .kind = FDPASS_DECODER, .role = ROLE_KVSTORE, .fds = 4};
-    assert_int_equal(fdpass_send(s->connection, &answer, give, &err), 0);
+        .magic = FDPASS_MAGIC, .kind = FDPASS_DECODER, .role = ROLE_KVSTORE, .fds = store_on_gpu ? 3 : 4};
+    assert_int_equal(fdpass_send(s->connection, &answer, give + (store_on_gpu ? 1 : 0), &err), 0);
     close(spare);
     s->attached = true;
 }
@@ -244,6 +250,7 @@ static void start_child(struct stage *s, const char *path)
     if (s->child == 0) {
         struct settings options = {.daemon = {s->dir, s->lifeline[0], LOG_LEVEL_ERROR},
                                    .model = path,
+                                   .device = decoder_on_gpu ? "cuda:0" : "cpu",
                                    .context = STORE_CONTEXT,
                                    .threads = 1,
                                    .sequences = STORE_SEQUENCES,
@@ -263,7 +270,7 @@ static void stage_open(struct stage *s, bool wrong_model)
 {
     memset(s, 0, sizeof *s);
     struct err err = {0};
-    const char *path = decoder_model();
+    const char *path = decoder_on_gpu ? decoder_model_gpu() : decoder_model();
     s->exit_status = s->connection = -1;
     if (model_open(path, &s->model, &err) < 0 ||
         identity_init(&s->identity, s->model, STORE_CONTEXT, &err) < 0 ||
@@ -451,11 +458,51 @@ static void test_wrong_retriever(void **state)
     stage_close(s);
 }
 
+/* All of it with the model and device memory on the double of a GPU, in two processes that share its cards. */
+static int on_gpu(void **state)
+{
+    (void)state;
+    decoder_on_gpu = store_on_gpu = true;
+    fakegpu_use("serve");
+    return 0;
+}
+
+static int on_cpu(void **state)
+{
+    (void)state;
+    decoder_on_gpu = store_on_gpu = false;
+    return 0;
+}
+
+/* Device memory that is not where the model is computed: refused, one way and the other. */
+static void test_device_elsewhere(void **state)
+{
+    (void)state;
+    struct stage *s = &stage;
+    for (int i = 0; i < 2; i++) {
+        decoder_on_gpu = i;
+        store_on_gpu = !i;
+        stage_open(s, false);
+        run_until(s, has_ended);
+        assert_int_equal(s->exit_status, 1);
+        assert_true(s->attached);
+        stage_close(s);
+    }
+}
+
+#define ON_GPU(test) cmocka_unit_test_setup_teardown(test, on_gpu, on_cpu)
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_requests),        cmocka_unit_test(test_store_dies),
-        cmocka_unit_test(test_lifeline),        cmocka_unit_test(test_signal),
+        ON_GPU(test_requests),
+        ON_GPU(test_store_dies),
+        ON_GPU(test_signal),
+        ON_GPU(test_device_elsewhere),
+        cmocka_unit_test(test_requests),
+        cmocka_unit_test(test_store_dies),
+        cmocka_unit_test(test_lifeline),
+        cmocka_unit_test(test_signal),
         cmocka_unit_test(test_wrong_retriever),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
