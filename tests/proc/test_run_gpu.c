@@ -1,0 +1,238 @@
+/* Whole runs on a GPU, through the double (tests/fakegpu): the same answers wherever layers lie, the memory of the
+ * card kept under its bound, parts that end while others wait on the card, and the errors a person can make. */
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "compute/gpu.h"
+#include "tests/lib/fakegpu.h"
+#include "tests/lib/runcase.h"
+
+#define BOUND_NS (8 * CLOCK_S) /* from a part's death to the end of all, on a busy machine */
+
+static const char *const names[RUNCASE_PARTS] = {"specontext-kvstore", "specontext-retriever",
+                                                 "specontext-decoder"};
+
+static int set_up(void **state)
+{
+    char card[32];
+    snprintf(card, sizeof card, "run%d", (int)getpid());
+    fakegpu_use(card);
+    return runcase_set_up(state);
+}
+
+/* Nobody holds memory of the card. */
+static void card_is_free(void)
+{
+    const struct gpu_api *api;
+    struct gpu *gpu = NULL;
+    uint64_t left = 0, all = 0;
+    int64_t deadline_ns = clock_now_ns() + BOUND_NS;
+    assert_int_equal(gpu_load(&api, NULL), 0);
+    assert_int_equal(api->open("cuda:0", &gpu, NULL), 0);
+    all = api->info(gpu)->bytes_total - api->info(gpu)->context_bytes;
+    /* A process that was killed gives its memory back when the kernel gets to it. */
+    do
+        assert_int_equal(api->memory_free(gpu, &left), 0);
+    while (left != all && clock_now_ns() < deadline_ns);
+    assert_int_equal(left, all);
+    api->close(&gpu);
+}
+
+static void expect_tokens(const struct runcase *a, const struct runcase *b)
+{
+    if (!json_equal(runcase_field(a->report, "tokens"), runcase_field(b->report, "tokens")))
+        fail_msg("tokens differ: %s\nand: %s", json_string_value(runcase_field(a->report, "text")),
+                 json_string_value(runcase_field(b->report, "text")));
+}
+
+static void expect_line(const struct runcase *c, const char *part)
+{
+    const char *text = c->proc.err.text ? c->proc.err.text : "";
+    if (!strstr(text, part))
+        fail_msg("expected '%s' in: %s", part, text);
+}
+
+/* The retriever alone on a card: what it picks weighs as much as what the CPU picks. */
+static void test_retriever_alone(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    struct runcase cpu, gpu;
+    const char *document = runcase_document(1500);
+#define COMMON "-f", document, "-n", "16", "--ignore-eos", "-c", "1024", "--budget", "128"
+    RUNCASE_RUN(&cpu, COMMON);
+    RUNCASE_RUN(&gpu, COMMON, "--retriever-device", "cuda:1");
+#undef COMMON
+    assert_int_equal((int)runcase_number(gpu.report, "generated_tokens"), 16);
+    double a = runcase_number(cpu.report, "mass_mean"), b = runcase_number(gpu.report, "mass_mean");
+    if (!(b > a - 0.01 && b < a + 0.01))
+        fail_msg("mass: found %g, expected %g", b, a);
+    assert_true(runcase_number(gpu.report, "attended_mean") == runcase_number(cpu.report, "attended_mean"));
+    runcase_free(&cpu);
+    runcase_free(&gpu);
+    card_is_free();
+}
+
+/* Device memory for all layers, for some, for none: the same tokens, in each mode of selection. */
+static void residency(const char *mode)
+{
+    runcase_need_model();
+    const char *document = runcase_document(1500);
+    struct runcase all, some, none;
+#define COMMON                                                                                       \
+    "-f", document, "-n", "16", "--ignore-eos", "-c", "512", "--budget", "128", "--selection", mode, \
+        "--device", "cuda:0", "--poison"
+    RUNCASE_RUN(&all, COMMON);
+    RUNCASE_RUN(&some, COMMON, "--offload-layers", "12");
+    RUNCASE_RUN(&none, COMMON, "--offload-layers", "30");
+#undef COMMON
+    expect_tokens(&all, &some);
+    expect_tokens(&all, &none);
+    assert_int_equal((int)runcase_number(all.report, "layers_offloaded_max"), 0);
+    double offloaded = runcase_number(some.report, "layers_offloaded_max");
+    assert_true(offloaded >= 12 && offloaded < 30);
+    assert_int_equal((int)runcase_number(none.report, "layers_offloaded_max"), 30);
+    assert_true(runcase_number(some.report, "rows_loaded") > 0);
+    assert_true(runcase_number(none.report, "rows_loaded") > 0);
+    runcase_free(&all);
+    runcase_free(&some);
+    runcase_free(&none);
+    card_is_free();
+}
+
+static void test_residency_current(void **state)
+{
+    (void)state;
+    residency("current");
+}
+
+static void test_residency_previous(void **state)
+{
+    (void)state;
+    residency("previous");
+}
+
+static void test_residency_mixed(void **state)
+{
+    (void)state;
+    residency("mixed");
+}
+
+/* The card has no byte more than --gpu-memory allows: what the parts take fits. The retriever beside, elsewhere and
+ * on the CPU. */
+static void test_memory_is_bounded(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    static const char *const devices[] = {"cuda:0", "cuda:1", "cpu"};
+    setenv("SPECONTEXT_FAKEGPU_BYTES", "838860800", 1);
+    for (int i = 0; i < 3; i++) {
+        struct runcase c;
+        RUNCASE_RUN(&c, "-p", "Once upon a time", "-n", "8", "--ignore-eos", "-c", "2048", "--budget", "128",
+                    "--device", "cuda:0", "--retriever-device", devices[i], "--gpu-memory", "800M");
+        assert_int_equal((int)runcase_number(c.report, "generated_tokens"), 8);
+        runcase_free(&c);
+    }
+    unsetenv("SPECONTEXT_FAKEGPU_BYTES");
+    card_is_free();
+}
+
+static void refused(const char *const *arguments, int code, const char *line)
+{
+    struct runcase c;
+    runcase_start(&c, arguments);
+    runcase_end(&c, code, clock_now_ns() + RUNCASE_START_S * CLOCK_S);
+    expect_line(&c, line);
+    runcase_free(&c);
+}
+#define REFUSED(code, line, ...) refused((const char *const[]){"-p", "x", __VA_ARGS__, NULL}, code, line)
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    REFUSED(2, "--device: found gpu, expected cpu, cuda, cuda:N or GPU-UUID", "--device", "gpu");
+    REFUSED(2, "--gpu-memory: only with --device cuda", "--gpu-memory", "1G");
+    REFUSED(2, "--activations: only on the CPU", "--device", "cuda", "--activations", "q8");
+    REFUSED(1, "cuda:2: no such GPU: 2 visible", "--device", "cuda:2");
+    REFUSED(1, "left for the KV cache, expected at least 16", "--device", "cuda:0", "--gpu-memory", "400M");
+    REFUSED(1, "--gpu-memory: found 4096 MiB, free on GPU-", "--device", "cuda:0", "--gpu-memory", "4G");
+    setenv("CUDA_VISIBLE_DEVICES", "1", 1);
+    REFUSED(1, "CUDA_VISIBLE_DEVICES 1", "--device", "cuda:1");
+    unsetenv("CUDA_VISIBLE_DEVICES");
+    card_is_free();
+}
+
+/* A launch that fails somewhere in the middle ends the part, and with it the run, by one line. */
+static void test_a_card_that_fails(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    struct runcase c;
+    setenv("SPECONTEXT_FAKEGPU_FAIL", "400", 1);
+    RUNCASE_START(&c, "-p", "Once upon a time", "-n", "400", "--ignore-eos", "--retriever-device", "cuda:1");
+    runcase_end(&c, 1, clock_now_ns() + RUNCASE_START_S * CLOCK_S);
+    unsetenv("SPECONTEXT_FAKEGPU_FAIL");
+    expect_line(&c, "failed on demand: an illegal memory access");
+    expect_line(&c, "specontext: specontext-retriever (pid ");
+    runcase_free(&c);
+}
+
+/* Parts that wait for one another on the card are let go when one dies, wherever layers lie. */
+static void kill_part(enum runcase_part part, const char *offload)
+{
+    runcase_need_model();
+    struct runcase c;
+    RUNCASE_START(&c, "-p", "Once upon a time", "-n", "6000", "--ignore-eos", "--budget", "128", "--device",
+                  "cuda:0", "--offload-layers", offload);
+    runcase_wait_text(&c);
+    runcase_find_parts(&c);
+    kill(c.parts[part], SIGKILL);
+    runcase_end(&c, 1, clock_now_ns() + BOUND_NS);
+    expect_line(&c, names[part]);
+    expect_line(&c, "was ended by signal 9");
+    for (int i = 0; i < RUNCASE_PARTS; i++)
+        assert_true(proc_gone(c.parts[i]));
+    runcase_free(&c);
+    card_is_free();
+}
+
+static void test_kill_kvstore(void **state)
+{
+    (void)state;
+    kill_part(RUNCASE_KVSTORE, "0");
+    kill_part(RUNCASE_KVSTORE, "30");
+}
+
+static void test_kill_retriever(void **state)
+{
+    (void)state;
+    kill_part(RUNCASE_RETRIEVER, "12");
+}
+
+static void test_kill_decoder(void **state)
+{
+    (void)state;
+    kill_part(RUNCASE_DECODER, "30");
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_retriever_alone),    cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_a_card_that_fails),  cmocka_unit_test(test_residency_current),
+        cmocka_unit_test(test_residency_previous), cmocka_unit_test(test_residency_mixed),
+        cmocka_unit_test(test_memory_is_bounded),  cmocka_unit_test(test_kill_kvstore),
+        cmocka_unit_test(test_kill_retriever),     cmocka_unit_test(test_kill_decoder),
+    };
+    return cmocka_run_group_tests(tests, set_up, runcase_tear_down);
+}
