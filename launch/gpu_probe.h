@@ -1,5 +1,5 @@
-/* What a GPU is and how much of it is free, asked by a process of its own: a context takes hundreds of megabytes
- * of the card and would stay with whoever asked. */
+/* What a GPU is and how much of it is free, asked by a process of its own: a context takes hundreds of
+ * megabytes of the card and would stay with whoever asked. */
 #ifndef LAUNCH_GPU_PROBE_H
 #define LAUNCH_GPU_PROBE_H
 

@@ -1,5 +1,5 @@
-/* What the daemons take on a GPU besides the KV cache, as arithmetic: launch plans by it, the retriever sizes its
- * own buffers by it. Bytes; what CUDA and its libraries take is an allowance for each process. */
+/* What the daemons take on a GPU besides the KV cache, as arithmetic: launch plans by it, the retriever
+ * sizes its own buffers by it. Bytes; what CUDA and its libraries take is an allowance for each process. */
 #ifndef PROTO_MEMORY_GPU_H
 #define PROTO_MEMORY_GPU_H
 

@@ -1,7 +1,7 @@
 /* The head on a GPU: memory, weights, and from token ids to keys and queries; see card.h.
  *
- * Owner: the selector's thread. Everything goes through one stream, in order; pinned buffers are written again
- * only after card_rank or card_project has waited for it. */
+ * Owner: the selector's thread. Everything goes through one stream, in order; pinned buffers are written
+ * again only after card_rank or card_project has waited for it. */
 #include "retriever/card.h"
 
 #include <errno.h>

@@ -1,6 +1,6 @@
-/* Weighted sums of embeddings; see mix.h. Owner: the thread that owns the compute object. Embeddings of earlier
- * tokens are read again rather than kept: memory depends neither on the taps nor on the sequences, and a row of
- * the table costs little beside the projections. */
+/* Weighted sums of embeddings; see mix.h. Owner: the thread that owns the compute object. Embeddings of
+ * earlier tokens are read again rather than kept: memory depends neither on the taps nor on the sequences,
+ * and a row of the table costs little beside the projections. */
 #include "retriever/mix.h"
 
 #include <stdbool.h>

@@ -1,5 +1,5 @@
-/* What a head of features "context" reads in place of a token's normed embedding: for each of its views the sum of
- * the normed embeddings of the token and of those before it, weighted by the view's taps. */
+/* What a head of features "context" reads in place of a token's normed embedding: for each of its views the
+ * sum of the normed embeddings of the token and of those before it, weighted by the view's taps. */
 #ifndef RETRIEVER_MIX_H
 #define RETRIEVER_MIX_H
 

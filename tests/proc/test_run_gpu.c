@@ -1,5 +1,6 @@
-/* Whole runs on a GPU, through the double (tests/fakegpu): the same answers wherever layers lie, the memory of the
- * card kept under its bound, parts that end while others wait on the card, and the errors a person can make. */
+/* Whole runs on a GPU, through the double (tests/fakegpu): the same answers wherever layers lie, the memory
+ * of the card kept under its bound, parts that end while others wait on the card, and the errors a person
+ * can make. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -127,8 +128,8 @@ static void test_residency_mixed(void **state)
     residency("mixed");
 }
 
-/* The card has no byte more than --gpu-memory allows: what the parts take fits. The retriever beside, elsewhere and
- * on the CPU. */
+/* The card has no byte more than --gpu-memory allows: what the parts take fits. The retriever beside,
+ * elsewhere and on the CPU. */
 static void test_memory_is_bounded(void **state)
 {
     (void)state;

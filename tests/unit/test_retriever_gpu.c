@@ -1,5 +1,5 @@
-/* The retriever on a GPU (the double) against the retriever on the CPU: the same sets, differences and masses,
- * for inputs that bf16 holds exactly; bounds of memory; refusals. */
+/* The retriever on a GPU (the double) against the retriever on the CPU: the same sets, differences and
+ * masses, for inputs that bf16 holds exactly; bounds of memory; refusals. */
 #define RIG_DIM 64
 #include "tests/unit/retriever_rig.h"
 
@@ -131,8 +131,8 @@ static void one_sequence_of_every_length(void **state)
     }
 }
 
-/* A step of some of the sequences: prompts, single tokens, with and without a selection; one entry is wrong now
- * and then. */
+/* A step of some of the sequences: prompts, single tokens, with and without a selection; one entry is wrong
+ * now and then. */
 static uint32_t random_step(struct pair *p, uint32_t *done, uint32_t *random, struct msg_step_entry *entries,
                             uint32_t *tokens, struct msg_step *msg)
 {
