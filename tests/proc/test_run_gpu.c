@@ -91,7 +91,7 @@ static void residency(const char *mode)
     struct runcase all, some, none;
 #define COMMON                                                                                       \
     "-f", document, "-n", "16", "--ignore-eos", "-c", "512", "--budget", "128", "--selection", mode, \
-        "--device", "cuda:0", "--poison"
+        "--device", "cuda:0", "--device-memory", "64M", "--poison"
     RUNCASE_RUN(&all, COMMON);
     RUNCASE_RUN(&some, COMMON, "--offload-layers", "12");
     RUNCASE_RUN(&none, COMMON, "--offload-layers", "30");
