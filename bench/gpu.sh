@@ -4,18 +4,22 @@
 #
 #   bench/gpu.sh BIN_FOLDER MODEL.gguf HEAD.safetensors OUT_FOLDER [OPTION OF `specontext bench`...]
 #
-# SHAPE (llama-3.1-8b), BATCHES ("1 4"), DEPTHS ("16384"), GENERATE (32), BUDGETS ("2048"), SELECTIONS ("current
-# previous"), DEVICE (cuda:0), BASELINES ("eager,sdpa"; empty: none), PYTHON (python3, with torch and transformers).
-# OUT_FOLDER gets one JSON file a run and table.md; the model (16 GB) goes to WORK (a temporary folder, removed at the
-# end; name one to keep it for the next call).
+# SHAPE (llama-3.1-8b), BATCHES ("1 4"), DEPTHS ("16384"), GENERATE (32), REPEATS (3), BUDGETS ("2048"), SELECTIONS
+# ("current previous"), VARIANTS ("all"), DEVICE (cuda:0), BASELINES ("eager,sdpa"; empty: none), PYTHON (python3, with
+# torch and transformers). Variants: all; full (attention over everything); c1 (sets of the head, all layers offloaded,
+# each set loaded whole), c2 (elastic loading besides; all offloads only what the memory demands besides), resident
+# (nothing offloaded). Depths of a setting are measured by one start of the daemons, with one prefill each.
+# OUT_FOLDER gets one JSON file a setting and table.md; the model (16 GB) goes to WORK (a temporary folder, removed at
+# the end; name one to keep it for the next call). Exit code 1: some setting failed, and the table lacks it.
 set -euo pipefail
-[ $# -ge 4 ] || { sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -ge 4 ] || { sed -n '2,13s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 bin=$(realpath "$1") model=$(realpath "$2") head=$(realpath "$3") out=$4
 shift 4
 mkdir -p "$out"
 out=$(realpath "$out")
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3} SHAPE=${SHAPE:-llama-3.1-8b} DEVICE=${DEVICE:-cuda:0} GENERATE=${GENERATE:-32}
+REPEATS=${REPEATS:-3} VARIANTS=${VARIANTS:-all}
 BATCHES=${BATCHES:-1 4} DEPTHS=${DEPTHS:-16384} BUDGETS=${BUDGETS:-2048} SELECTIONS=${SELECTIONS:-current previous}
 BASELINES=${BASELINES-eager,sdpa}
 if [ -z "${WORK:-}" ]; then
@@ -29,11 +33,24 @@ if [ ! -e "$large_head" ]; then
 fi
 
 failed=0
-for depth in $DEPTHS; do for batch in $BATCHES; do for budget in $BUDGETS; do for selection in $SELECTIONS; do
-    name=ours-$batch-$depth-$budget-$selection
-    "$bin/specontext" bench -m "$large" -H "$large_head" --device "$DEVICE" --requests "$batch" --depth "$depth" \
-        --generate "$GENERATE" --budget "$budget" --selection "$selection" --json "$@" \
+ours() { # BATCH BUDGET SELECTION VARIANT [OPTION...]
+    local name=ours-$1-$2-$3-$4
+    local arguments=(--requests "$1" --budget "$2" --selection "$3")
+    shift 4
+    "$bin/specontext" bench -m "$large" -H "$large_head" --device "$DEVICE" --prompt 0 --depth "${DEPTHS// /,}" \
+        --generate "$GENERATE" --repeats "$REPEATS" --json "${arguments[@]}" "$@" \
         >"$out/$name.json" 2>"$out/$name.err" || { echo "$name: $(tail -n 1 "$out/$name.err")" >&2; failed=1; }
+}
+for batch in $BATCHES; do for budget in $BUDGETS; do for selection in $SELECTIONS; do for variant in $VARIANTS; do
+    case $variant in
+        all) how=() ;;
+        full) how=(--attention full) ;;
+        c1) how=(--offload-layers 256 --no-elastic) ;;
+        c2) how=(--offload-layers 256) ;;
+        resident) how=(--no-offload) ;;
+        *) echo "VARIANTS: found $variant, expected all, full, c1, c2 or resident" >&2; exit 2 ;;
+    esac
+    ours "$batch" "$budget" "$selection" "$variant" "${how[@]}" "$@"
 done; done; done; done
 : >"$out/baselines.jsonl"
 if [ -n "$BASELINES" ]; then

@@ -42,6 +42,28 @@ static void put_times(json_t *root, const struct device_figures *f)
     figures_ms(o, "sampling", f->on_gpu ? f->gpu_steps.times.sampling : f->steps.sampling);
 }
 
+static void put_waits(json_t *o, const char *key, const struct waits *w)
+{
+    json_t *to = figures_section(o, key);
+    figures_count(to, "steps", w->total);
+    figures_real(to, "p50", (double)waits_quantile_ns(w, 0.5) * 1e-3);
+    figures_real(to, "p99", (double)waits_quantile_ns(w, 0.99) * 1e-3);
+    json_t *list =
+        figures_list(to, "below"); /* [microseconds, steps that waited less and longer than the last] */
+    for (uint32_t i = 0; i < WAITS_BUCKETS; i++)
+        if (w->count[i])
+            json_array_append_new(
+                list, json_pack("[f,I]", (double)waits_bound_ns(i) * 1e-3, (json_int_t)w->count[i]));
+}
+
+/* Of a GPU, `rows` are the stream's waits in the steps that were measured, for tables and rows. */
+static void put_wait_lengths(json_t *root, const struct device_figures *f)
+{
+    json_t *o = figures_section(root, "wait_us");
+    put_waits(o, "tables", &f->steps.tables);
+    put_waits(o, "rows", f->on_gpu ? &f->gpu_steps.waits : &f->steps.rows);
+}
+
 /* Of a GPU, step_ms sums the steps that were measured (decoder/step_gpu.h), but for wait_tables, which is
  * measured in every step. */
 static void put_gpu(json_t *root, const struct device_figures *f)
@@ -85,6 +107,7 @@ char *status_json(const struct status *s)
         put_tokens(o, &s->device->requests);
         put_steps(o, &s->device->steps);
         put_times(o, s->device);
+        put_wait_lengths(o, s->device);
         if (s->device->on_gpu)
             put_gpu(o, s->device);
     }

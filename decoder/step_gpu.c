@@ -430,8 +430,12 @@ int step_gpu_run(struct step_gpu *g, const struct step_record *record, const str
     }
     for (uint32_t i = 0; i < record->entries; i++)
         ret_tokens[i] = inputs_gpu_chosen(g->inputs, i);
-    if (pass_gpu_collect(g->pass, &g->figures.times) > 0)
+    int64_t wait_before = g->figures.times.wait;
+    if (pass_gpu_collect(g->pass, &g->figures.times) > 0) {
         g->figures.profiled++;
+        if (!spec->prompt)
+            waits_add(&g->figures.waits, g->figures.times.wait - wait_before);
+    }
     return 0;
 }
 

@@ -35,6 +35,7 @@ struct step_gpu_figures {
     uint64_t repeated;           /* steps that a graph began and launches made good */
     uint64_t profiled;           /* steps in `times` */
     struct pass_gpu_times times;
+    struct waits waits; /* `times.wait` of each that is no prompt's */
 };
 
 /* Waits for the tables of a phase and reads them into `places`; the stepper's. */

@@ -248,6 +248,7 @@ int stepper_run(struct stepper *s, const struct stepper_spec *spec, struct stepp
                 struct err *err)
 {
     CHECK(spec->kind != STEP_RECORD && s->record->kind == spec->kind && s->record->entries == spec->count);
+    int64_t tables_before = s->times.wait_tables, rows_before = s->times.wait_rows;
     places_begin(s->places, s->record);
     int r = s->gpu ? run_gpu(s, spec, ret_verdicts, err) : run_cpu(s, spec, err);
     if (r < 0)
@@ -259,6 +260,11 @@ int stepper_run(struct stepper *s, const struct stepper_spec *spec, struct stepp
     for (uint32_t i = 0; i < spec->count; i++) {
         ret_verdicts[i].status = places_status(s->places, i, &ret_verdicts[i].why);
         s->times.dropped += ret_verdicts[i].status < 0;
+    }
+    if (!spec->prompt) {
+        waits_add(&s->times.tables, s->times.wait_tables - tables_before);
+        if (!s->gpu)
+            waits_add(&s->times.rows, s->times.wait_rows - rows_before);
     }
     if (!s->gpu)
         sample_all(s, spec, ret_verdicts);

@@ -11,6 +11,7 @@
 
 #include "base/err.h"
 #include "decoder/pass.h"
+#include "decoder/waits.h"
 #include "model/sampler.h"
 #include "proto/control.h"
 
@@ -44,6 +45,7 @@ struct stepper_times { /* nanoseconds, summed */
     uint64_t dense, sparse, record; /* steps */
     uint64_t dropped;               /* parts */
     uint64_t waits_broken;          /* by abort or deadline */
+    struct waits tables, rows;      /* of each step but those of prompts; rows: on the CPU */
 };
 
 struct stepper_attachment { /* what the store handed over */

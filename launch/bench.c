@@ -18,8 +18,11 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "compute/gpu.h"
+#include "launch/bench_gpu.h"
 #include "launch/bench_machine.h"
 #include "launch/bench_options.h"
+#include "launch/bench_parts.h"
 #include "launch/bench_plan.h"
 #include "launch/bench_report.h"
 #include "launch/client.h"
@@ -42,6 +45,7 @@ struct bench {
     char head[PATH_MAX];
     uint32_t context, key_bytes; /* keys of the head for one position */
     uint32_t *ids;               /* [context] */
+    struct bench_gpu gpu;        /* copy_rate 0: the model is on the CPU */
     double bandwidth;
     struct bench_row *rows;
     uint32_t row_count, row; /* `row`: in work */
@@ -61,7 +65,8 @@ struct bench {
     uint64_t received, received_before; /* tokens of all sequences; when the time began */
     int64_t begin_ns, end_ns;           /* of what is timed; 0: not yet */
     struct bench_usage begin_cpu, end_cpu;
-    struct msg_done done; /* the last one */
+    struct msg_done done;       /* the last one */
+    struct bench_window window; /* of a repeat */
 
     uint32_t lines; /* of standard input that no round has used */
     bool waiting;   /* for one */
@@ -97,8 +102,25 @@ static void all_processes(const struct bench *b, void (*add)(pid_t pid, struct b
 
 /* ---- rounds -------------------------------------------------------------------------------------------- */
 
+/* Repeats have the daemons' figures of both ends; the answers come while the round goes on. */
+static void ask_parts(struct bench *b)
+{
+    for (int i = 0; b->round >= 0 && i < CLIENT_PARTS; i++) {
+        int r = client_ask_status(b->client, (enum client_part)i);
+        char text[ERR_TEXT_MAX];
+        if (!r)
+            continue;
+        snprintf(text, sizeof text, "status of %s: %s", client_part_program((enum client_part)i),
+                 strerror(-r));
+        set_error(b, text);
+        end_parts(b);
+        return;
+    }
+}
+
 static void begin_time(struct bench *b)
 {
+    ask_parts(b);
     b->received_before = b->received;
     all_processes(b, bench_machine_cpu, &b->begin_cpu);
     b->begin_ns = clock_now_ns();
@@ -109,6 +131,7 @@ static void end_time(struct bench *b)
     struct bench_row *row = &b->rows[b->row];
     b->end_ns = clock_now_ns();
     all_processes(b, bench_machine_cpu, &b->end_cpu);
+    ask_parts(b);
     if (b->round + 1 == (int)b->options.repeats)
         all_processes(b, bench_machine_memory, &row->memory);
 }
@@ -169,6 +192,13 @@ static void begin_round(struct bench *b)
     send_round(b);
 }
 
+static uint64_t weight_bytes(const struct bench *b)
+{
+    return gpu_named(b->options.run.device) ? bench_gpu_weights(b->model) : bench_machine_weights(b->model);
+}
+
+/* On a GPU, what has to be read there: the retriever's keys are another process's affair, and perhaps another
+ * GPU's. */
 static uint64_t step_bytes(const struct bench *b, const struct bench_row *row)
 {
     const struct model_config *c = model_config(b->model);
@@ -177,9 +207,9 @@ static uint64_t step_bytes(const struct bench *b, const struct bench_row *row)
     double position = (double)(c->layers * c->kv_heads) * c->head_dim * 4,
            context = row->depth + row->tokens / 2.0;
     double attended = isfinite(row->attended) ? row->attended : context, keys = 0;
-    if (b->options.run.attention == RUN_SPARSE)
+    if (b->options.run.attention == RUN_SPARSE && !gpu_named(b->options.run.device))
         keys = context * b->key_bytes;
-    return bench_machine_weights(b->model) + (uint64_t)(b->options.parallel * (attended * position + keys));
+    return weight_bytes(b) + (uint64_t)(b->options.parallel * (attended * position + keys));
 }
 
 static void take_sample(struct bench *b)
@@ -205,15 +235,28 @@ static void take_sample(struct bench *b)
     }
 }
 
+/* Called when the last sequence of a round is complete and when an answer of a part has come. */
 static void end_round(struct bench *b)
 {
+    if (b->outstanding || b->ending)
+        return;
+    if (b->round >= 0 && b->end_ns && !bench_window_complete(&b->window))
+        return; /* as long as a part lives, it answers: its end is seen by others */
     if (b->round != BENCH_ROUND_BUILD && !b->end_ns) {
         set_error(b, "the sequences of a round did not run at the same time; expected a larger --predict");
         end_parts(b);
         return;
     }
-    if (b->round >= 0)
+    if (b->round >= 0) {
         take_sample(b);
+        int r = bench_parts_add(&b->rows[b->row].parts, &b->window);
+        bench_window_clear(&b->window);
+        if (r) {
+            set_error(b, "the answer of a part to STATUS is no JSON");
+            end_parts(b);
+            return;
+        }
+    }
     if (b->round == BENCH_ROUND_WARM && b->options.paced) {
         puts("{\"ready\":true}");
         fflush(stdout);
@@ -276,8 +319,7 @@ static void on_done(void *arg, uint32_t request, const struct msg_done *done)
         set_error(b, done->text);
         end_parts(b);
     }
-    if (!b->outstanding && !b->ending)
-        end_round(b);
+    end_round(b);
 }
 
 static void on_progress(void *arg, uint32_t request, const struct msg_progress *progress)
@@ -300,7 +342,10 @@ static void on_lost(void *arg, enum client_part part, const char *why)
 
 static void on_report(void *arg, enum client_part part, const char *json, uint32_t bytes)
 {
-    (void)arg, (void)part, (void)json, (void)bytes; /* nothing was asked */
+    struct bench *b = arg;
+    bench_window_answer(&b->window, part, json, bytes);
+    if (bench_window_complete(&b->window))
+        end_round(b);
 }
 
 static const struct client_ops client_ops = {.attached = on_attached,
@@ -384,6 +429,19 @@ static void measure_bandwidth(struct bench *b)
     b->bandwidth = rate > b->bandwidth ? rate : b->bandwidth;
 }
 
+/* A GPU's once: it is not shared with others' work as cores are, and a process that forks must have no
+ * threads. */
+static int measure_device(struct bench *b, struct err *err)
+{
+    if (!gpu_named(b->options.run.device)) {
+        measure_bandwidth(b);
+        return 0;
+    }
+    int r = bench_gpu_measure(b->options.run.device, &b->gpu, err);
+    b->bandwidth = b->gpu.copy_rate;
+    return r;
+}
+
 static int choose_head(struct bench *b, struct err *err)
 {
     struct head *head = NULL;
@@ -414,7 +472,8 @@ static int prepare(struct bench *b, struct err *err)
     if (r)
         return r;
     o->run.context = b->context;
-    o->run.host_memory = bench_plan_host_memory(o, model_config(b->model), b->context);
+    if (!o->run.host_memory)
+        o->run.host_memory = bench_plan_host_memory(o, model_config(b->model), b->context);
     b->ids = mem_alloc(b->context, sizeof *b->ids);
     b->rows = bench_plan_rows(o, &b->row_count);
     return 0;
@@ -451,7 +510,8 @@ static void tell(const struct bench *b)
                                   .head = b->head,
                                   .context = b->context,
                                   .cores = parts_cores(&b->options.run),
-                                  .weight_bytes = bench_machine_weights(b->model),
+                                  .weight_bytes = weight_bytes(b),
+                                  .gpu = gpu_named(b->options.run.device) ? &b->gpu : NULL,
                                   .bandwidth = b->bandwidth,
                                   .rows = b->rows,
                                   .row_count = b->row};
@@ -468,6 +528,7 @@ static void release(struct bench *b)
     loop_free(&b->loop);
     for (uint32_t i = 0; i < b->row_count; i++)
         bench_row_free(&b->rows[i]);
+    bench_window_clear(&b->window);
     mem_free(&b->rows);
     mem_free(&b->ids);
     model_free(&b->model);
@@ -489,15 +550,15 @@ int bench_main(int argc, char **argv)
     }
     log_init("specontext", (enum log_level)b->options.run.log);
     r = prepare(b, &err);
-    if (!r) {
-        measure_bandwidth(b);
+    if (!r)
+        r = measure_device(b, &err);
+    if (!r)
         r = start(b, &err);
-    }
     if (r) {
         set_error(b, err.text);
     } else {
         loop_run(b->loop);
-        if (b->row == b->row_count)
+        if (b->row == b->row_count && !gpu_named(b->options.run.device))
             measure_bandwidth(b);
         tell(b);
     }

@@ -1,4 +1,4 @@
-/* Copy rates of a GPU. No state between calls; the caller's thread. */
+/* Copy rates of a GPU. No state between calls. */
 #include "launch/bench_gpu.h"
 
 #include <errno.h>
@@ -7,6 +7,9 @@
 #include <string.h>
 
 #include "compute/gpu.h"
+#include "launch/gpu_ask.h"
+
+_Static_assert(sizeof(struct bench_gpu) <= GPU_ASK_BYTES, "an answer's size");
 
 enum { ROUNDS = 9, COPIES = 4 };
 #define DEVICE_BYTES (UINT64_C(512) << 20)
@@ -94,8 +97,9 @@ static void release(struct rig *rig)
     api->close(&rig->gpu);
 }
 
-int bench_gpu_measure(const char *device, struct bench_gpu *ret, struct err *err)
+static int measure(const char *device, void *answer, struct err *err)
 {
+    struct bench_gpu *ret = answer;
     struct rig rig = {0};
     uint64_t device_bytes = DEVICE_BYTES, host_bytes = HOST_BYTES;
     int r = gpu_load(&rig.api, err);
@@ -116,6 +120,11 @@ int bench_gpu_measure(const char *device, struct bench_gpu *ret, struct err *err
     }
     release(&rig);
     return r;
+}
+
+int bench_gpu_measure(const char *device, struct bench_gpu *ret, struct err *err)
+{
+    return gpu_ask(device, "measuring its copies", measure, ret, sizeof *ret, err);
 }
 
 uint64_t bench_gpu_weights(const struct model *model)

@@ -29,10 +29,14 @@ static const struct option_entry table[] = {
      .least = 0, .most = LIMIT_CONTEXT, .group = MEASURE, .text = "tokens of a prefill; 0: none"},
     {.name = "predict", .letter = 'n', .kind = OPTION_UINT, AT(decode), .argument = "N", .initial = "128",
      .least = 0, .most = LIMIT_CONTEXT, .group = MEASURE, .text = "tokens of a decode; 0: none"},
+    {.name = "generate", .kind = OPTION_UINT, AT(decode), .argument = "N", .least = 0, .most = LIMIT_CONTEXT,
+     .group = MEASURE, .text = "the same as --predict"},
     {.name = "depth", .letter = 'd', .kind = OPTION_TEXT, AT(depths_text), .argument = "N[,N...]",
      .initial = "0", .group = MEASURE, .text = "tokens that stand in the KV cache before"},
     {.name = "parallel", .letter = 'b', .kind = OPTION_UINT, AT(parallel), .argument = "N", .initial = "1",
      .least = 1, .most = BENCH_PARALLEL_MAX, .group = MEASURE, .text = "sequences at the same time"},
+    {.name = "requests", .kind = OPTION_UINT, AT(parallel), .argument = "R", .least = 1,
+     .most = BENCH_PARALLEL_MAX, .group = MEASURE, .text = "the same as --parallel"},
     {.name = "repeats", .letter = 'r', .kind = OPTION_UINT, AT(repeats), .argument = "N", .initial = "5",
      .least = 1, .most = BENCH_REPEATS_MAX, .group = MEASURE, .text = "repeats after one that warms up"},
     {.name = "attention", .kind = OPTION_CHOICE, AT(run.attention), .argument = "KIND", .initial = "sparse",
@@ -62,6 +66,18 @@ static const struct option_entry table[] = {
      .group = HOW, .text = "memory of the card for all parts together; 0: 90 % of what is free"},
     {.name = "device-memory", .kind = OPTION_SIZE, AT(run.device_memory), .argument = "SIZE", .initial = "0",
      .group = HOW, .text = "the KV cache's device memory; 0: 256M, on a GPU what --gpu-memory leaves"},
+    {.name = "host-memory", .kind = OPTION_SIZE, AT(run.host_memory), .argument = "SIZE", .initial = "0",
+     .group = HOW, .text = "the KV cache's host memory; 0: what the sequences and one depth need"},
+    {.name = "slots", .kind = OPTION_UINT, AT(run.slots), .argument = "N", .initial = "0", .least = 0,
+     .most = 65534 /* the store counts them in 16 bits */, .group = HOW,
+     .text = "rows of an offloaded layer on the device, a head; 0: 1.5 of the largest budget"},
+    {.name = "no-elastic", .kind = OPTION_FLAG, AT(run.no_elastic), .group = HOW,
+     .text = "load every selection whole, at each step"},
+    {.name = "offload-layers", .kind = OPTION_UINT, AT(run.offload_layers), .argument = "N", .initial = "0",
+     .least = 0, .most = LIMIT_LAYERS, .group = HOW,
+     .text = "offload at least the last N layers, whatever the device holds"},
+    {.name = "no-offload", .kind = OPTION_FLAG, AT(run.no_offload), .group = HOW,
+     .text = "keep every layer on the device"},
     {.name = "cores", .kind = OPTION_UINT, AT(run.cores), .argument = "N", .initial = "0", .least = 0,
      .most = 1024, .group = HOW, .text = "cores to use, divided among the parts; 0: all"},
     {.name = "activations", .kind = OPTION_CHOICE, AT(run.activations), .argument = "KIND", .initial = "f32",
@@ -112,6 +128,9 @@ static int check(struct bench_options *o, struct err *err)
     int r = run_options_check_mass(&o->run, err);
     if (r)
         return r;
+    r = run_options_check_offload(&o->run, err);
+    if (r)
+        return r;
     if (o->json)
         o->output = BENCH_JSON;
     return take_depths(o, err);
@@ -132,7 +151,10 @@ void bench_options_help(FILE *to)
         "Usage: specontext bench -m MODEL [options]\n"
         "\n"
         "Measures prefill and decode, tokens a second, through the three daemons that `run` starts: random\n"
-        "tokens of a fixed seed, no tokenizer, greedy sampling. Medians, with the slowest and the fastest.\n"
+        "tokens of a fixed seed, no tokenizer, greedy sampling. Medians, with the slowest and the fastest; "
+        "then\n"
+        "where the time of decode steps went, against the time that reading weights and KV alone would take\n"
+        "(on a GPU: at the rate of a copy, measured in the same run).\n"
         "Exit code: 0 done, 1 failed, 2 wrong options, 130 interrupted.\n",
         to);
     options_help(table, to);

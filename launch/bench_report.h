@@ -5,8 +5,10 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "launch/bench_gpu.h"
 #include "launch/bench_machine.h"
 #include "launch/bench_options.h"
+#include "launch/bench_parts.h"
 
 enum bench_kind { BENCH_PREFILL, BENCH_DECODE };
 
@@ -23,6 +25,7 @@ struct bench_row {
     double attended;     /* positions that a list of a sparse step had in the mean; NAN: none was sparse */
     uint64_t step_bytes; /* that a decode step must read; 0 for a prefill */
     struct bench_usage memory; /* of all processes, after the last repeat */
+    struct bench_parts parts;
 };
 
 struct bench_report {
@@ -30,7 +33,8 @@ struct bench_report {
     const char *model_name, *head; /* head: path */
     uint32_t context, cores;
     uint64_t weight_bytes;
-    double bandwidth; /* bytes a second, fastest read of weights */
+    const struct bench_gpu *gpu; /* NULL: on the CPU */
+    double bandwidth;            /* bytes a second: fastest read of weights, on a GPU its copies */
     const struct bench_row *rows;
     uint32_t row_count;
 };
@@ -43,7 +47,11 @@ void bench_row_free(struct bench_row *row); /* accepts a zeroed one */
 /* Middle one of `count` sorted values, or the mean of the two in the middle; NAN when there are none. */
 double bench_median(const double *sorted, uint32_t count);
 
-/* What a step must read at `bandwidth` against what it took; NAN for a prefill. */
+/* Milliseconds of a step, and what they would be if it only read what it must at `bandwidth`; NAN for a
+ * prefill. */
+double bench_row_step_ms(const struct bench_report *report, const struct bench_row *row);
+double bench_row_floor_ms(const struct bench_report *report, const struct bench_row *row);
+/* Their ratio, at most about 1; NAN for a prefill. */
 double bench_row_share(const struct bench_report *report, const struct bench_row *row);
 
 void bench_report_table(const struct bench_report *report, FILE *to);

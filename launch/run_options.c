@@ -146,6 +146,13 @@ int run_options_check_mass(const struct run_options *o, struct err *err)
     return 0;
 }
 
+int run_options_check_offload(const struct run_options *o, struct err *err)
+{
+    if (o->no_offload && o->offload_layers)
+        return err_set(err, -EINVAL, "--offload-layers: not together with --no-offload");
+    return 0;
+}
+
 uint32_t run_options_budget_max(const struct run_options *o, uint32_t context)
 {
     uint64_t most = o->max_budget ? o->max_budget : o->min_mass > 0 ? 2 * (uint64_t)o->budget : o->budget;
@@ -191,8 +198,9 @@ static int check(const struct run_options *o, struct err *err)
     int r = run_options_check_mass(o, err);
     if (r)
         return r;
-    if (o->no_offload && o->offload_layers)
-        return err_set(err, -EINVAL, "--offload-layers: not together with --no-offload");
+    r = run_options_check_offload(o, err);
+    if (r)
+        return r;
     if (o->context == 1)
         return err_set(err, -EINVAL, "--ctx-size: found 1, expected 0 or at least 2");
     return 0;

@@ -54,6 +54,9 @@ void run_options_help(FILE *to);
 /* Rules between --budget and what makes lists longer or shorter; part of run_options_parse. */
 int run_options_check_mass(const struct run_options *options, struct err *err);
 
+/* Rules between options of offloading; part of run_options_parse. */
+int run_options_check_offload(const struct run_options *options, struct err *err);
+
 /* The largest budget of a list that may grow, in a context of so many positions. */
 uint32_t run_options_budget_max(const struct run_options *options, uint32_t context);
 

@@ -1,22 +1,24 @@
 /* `specontext bench` with the real model: rows in order, depths out of the prefix cache, figures that make
- * sense; and its refusals. */
+ * sense, also on a GPU, through the double (tests/fakegpu); and its refusals. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 #include <jansson.h>
 
+#include "tests/lib/fakegpu.h"
 #include "tests/lib/runcase.h"
 
 #define WAIT_NS (RUNCASE_START_S * CLOCK_S)
 
-/* Runs `specontext bench -m MODEL` and the arguments; its standard output as JSON, or NULL. */
-static json_t *bench(int code, const char *text, const char *const *arguments)
+/* Runs `specontext bench -m MODEL` and the arguments; the caller frees. */
+static void run_bench(struct proc *p, int code, const char *text, const char *const *arguments)
 {
     const char *argv[RUNCASE_ARGS] = {proc_program("specontext"), "bench", "-m", RUNCASE_MODEL};
     char cache[PATH_MAX + 32];
@@ -24,12 +26,18 @@ static json_t *bench(int code, const char *text, const char *const *arguments)
     const char *environment[] = {cache, NULL};
     for (int n = 4; *arguments; arguments++)
         argv[n++] = *arguments;
+    proc_start(p, argv, environment);
+    assert_true(proc_wait(p, clock_now_ns() + WAIT_NS));
+    const char *said = p->err.text ? p->err.text : "";
+    if (!proc_exited(p, code) || !strstr(said, text))
+        fail_msg("expected exit code %d and '%s', found status %x and '%s'", code, text, p->status, said);
+}
+
+/* Its standard output as JSON, or NULL. */
+static json_t *bench(int code, const char *text, const char *const *arguments)
+{
     struct proc p;
-    proc_start(&p, argv, environment);
-    assert_true(proc_wait(&p, clock_now_ns() + WAIT_NS));
-    const char *said = p.err.text ? p.err.text : "";
-    if (!proc_exited(&p, code) || !strstr(said, text))
-        fail_msg("expected exit code %d and '%s', found status %x and '%s'", code, text, p.status, said);
+    run_bench(&p, code, text, arguments);
     json_t *json = p.out.text ? json_loads(p.out.text, 0, NULL) : NULL;
     proc_free(&p);
     return json;
@@ -50,6 +58,28 @@ static void check_row(const json_t *row, const char *what, int depth, int tokens
     assert_true(runcase_number(row, "pss_bytes") > 0);
 }
 
+/* Each part of a step took time, only its waits perhaps none. */
+static void check_split(const json_t *row)
+{
+    static const char *const parts[] = {"wait_ms", "attention_ms", "matmul_ms", "sampling_ms", "other_ms"};
+    const json_t *split = runcase_field(row, "split"), *waits = runcase_field(row, "wait_us");
+    double sum = 0;
+    assert_true(runcase_number(split, "steps") > 0);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        double ms = runcase_number(split, parts[i]);
+        assert_true(ms > 0 || (ms == 0 && i == 0));
+        sum += ms;
+    }
+    assert_true(sum > 0);
+    double p50 = runcase_number(runcase_field(waits, "tables"), "p50");
+    assert_true(p50 > 0 && p50 <= runcase_number(runcase_field(waits, "tables"), "p99"));
+    assert_true(runcase_number(runcase_field(waits, "rows"), "p50") > 0);
+    double step = runcase_number(row, "step_ms"), floor = runcase_number(row, "floor_ms");
+    assert_true(step > 0 && floor > 0);
+    double ratio = runcase_number(row, "step_to_floor") * floor / step;
+    assert_true(ratio > 0.999 && ratio < 1.001);
+}
+
 static void check_rows(const json_t *report)
 {
     const json_t *rows = runcase_field(report, "rows");
@@ -65,6 +95,9 @@ static void check_rows(const json_t *report)
     double weights = runcase_number(report, "weight_bytes");
     assert_true(runcase_number(json_array_get(rows, 3), "step_bytes") > weights);
     assert_true(json_is_null(json_object_get(json_array_get(rows, 0), "step_bytes")));
+    assert_true(json_is_null(json_object_get(report, "gpu")));
+    assert_true(json_is_null(json_object_get(json_array_get(rows, 3), "gpu_memory")));
+    check_split(json_array_get(rows, 3));
 }
 
 static void test_sparse(void **state)
@@ -93,17 +126,87 @@ static void test_full(void **state)
     json_decref(report);
 }
 
+static void check_gpu_memory(const json_t *memory)
+{
+    static const char *const parts[] = {"kvstore", "retriever", "decoder"};
+    double sum = 0;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        sum += runcase_number(runcase_field(memory, parts[i]), "total_bytes");
+    assert_true(sum > 0 && runcase_number(memory, "total_bytes") == sum);
+}
+
+/* 40 steps, so that events measure one. Sequences of their own select and load on their own. */
+static void test_gpu(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    setenv("SPECONTEXT_FAKEGPU_BYTES", "838860800", 1);
+    json_t *report = BENCH(0, "", "--json", "--device", "cuda:0", "-p", "0", "--generate", "40", "-d", "256",
+                           "-r", "2", "--requests", "2", "--budget", "128", "--offload-layers", "12");
+    assert_non_null(report);
+    const json_t *gpu = runcase_field(report, "gpu"), *row = json_array_get(runcase_field(report, "rows"), 0);
+    assert_non_null(strstr(json_string_value(runcase_field(gpu, "name")), "double"));
+    assert_true(runcase_number(gpu, "copy_bytes_per_s") > 1e8 &&
+                runcase_number(gpu, "link_bytes_per_s") > 1e8);
+    assert_true(runcase_number(gpu, "copy_bytes_per_s") == runcase_number(report, "read_bytes_per_s"));
+    check_row(row, "decode", 256, 40);
+    check_split(row);
+    check_gpu_memory(runcase_field(row, "gpu_memory"));
+    /* 30 layers, 3 heads, 64 elements of K and of V in two bytes each; two sequences */
+    double kv = 2 * runcase_number(row, "attended_mean") * 30 * 3 * 256;
+    double rest = runcase_number(row, "step_bytes") - runcase_number(report, "weight_bytes") - kv;
+    assert_true(rest > -2 && rest < 2);
+    assert_true(runcase_number(row, "loaded_bytes_per_step") > 0 && runcase_number(row, "link_share") > 0);
+    json_decref(report);
+    unsetenv("SPECONTEXT_FAKEGPU_BYTES");
+    runcase_no_remains();
+}
+
+static void test_table(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    struct proc p;
+    setenv("SPECONTEXT_FAKEGPU_BYTES", "838860800", 1);
+    run_bench(&p, 0, "",
+              (const char *const[]){"--device", "cuda:0", "-p", "0", "-n", "4", "-r", "1", "-d", "128",
+                                    "--attention", "full", "--retriever-device", "cpu", NULL});
+    unsetenv("SPECONTEXT_FAKEGPU_BYTES");
+    assert_non_null(strstr(p.out.text, "double of a GPU, attention full; copies on the device: "));
+    assert_non_null(strstr(p.out.text, "\n| decode 4 | 128 | 1 | "));
+    assert_non_null(
+        strstr(p.out.text, "| depth | step ms | floor ms | x floor | wait | attention | matmul |"));
+    const char *line = strstr(p.out.text, "\n| 128 | ");
+    unsigned cells = 0;
+    assert_non_null(line);
+    for (line++; *line && *line != '\n'; line++)
+        cells += *line == '|';
+    assert_int_equal(cells, 21);
+    proc_free(&p);
+}
+
 static void test_refusals(void **state)
 {
     (void)state;
     runcase_need_model();
     assert_null(BENCH(2, "--depth", "-d", "x"));
-    assert_null(BENCH(1, "--depth", "-d", "9000"));
+    assert_null(BENCH(1, "--depth: found sequences of", "-d", "16384"));
+    assert_null(BENCH(2, "--offload-layers: not together", "--no-offload", "--offload-layers", "3"));
+    assert_null(BENCH(1, "cuda:7: no such GPU: 2 visible", "--device", "cuda:7"));
+}
+
+static int set_up(void **state)
+{
+    char card[32];
+    snprintf(card, sizeof card, "bench%d", (int)getpid());
+    fakegpu_use(card);
+    return runcase_set_up(state);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_sparse), cmocka_unit_test(test_full),
+                                       cmocka_unit_test(test_gpu), cmocka_unit_test(test_table),
                                        cmocka_unit_test(test_refusals)};
-    return cmocka_run_group_tests(tests, runcase_set_up, runcase_tear_down);
+    return cmocka_run_group_tests(tests, set_up, runcase_tear_down);
 }

@@ -16,6 +16,7 @@
 #include "base/alloc.h"
 #include "launch/bench_machine.h"
 #include "launch/bench_options.h"
+#include "launch/bench_parts.h"
 #include "launch/bench_plan.h"
 #include "launch/bench_report.h"
 #include "proto/limits.h"
@@ -49,6 +50,11 @@ static void test_options(void **state)
     assert_int_equal(options.depths[2], 7000);
     assert_int_equal(options.output, BENCH_JSON);
     assert_int_equal(options.run.attention, RUN_FULL);
+    assert_int_equal(PARSE("-m", "x", "--requests", "7", "--generate", "9"), 0);
+    assert_int_equal(options.parallel, 7);
+    assert_int_equal(options.decode, 9);
+    assert_int_equal(PARSE("-m", "x", "--no-offload", "--slots", "300", "--host-memory", "1M"), 0);
+    assert_true(options.run.no_offload && options.run.slots == 300 && options.run.host_memory == 1 << 20);
     assert_int_equal(PARSE("--help"), 1);
 }
 
@@ -93,6 +99,7 @@ static void test_rows_and_requests(void **state)
     /* the first token that is timed has the depth in the cache */
     assert_int_equal(decode.prompt + BENCH_LEAD - 1, 200);
     assert_true(decode.generate >= BENCH_LEAD + 10);
+    assert_int_equal(decode.shared, 192); /* whole blocks: the rest makes sequences differ */
     assert_int_equal(bench_plan_request(&options, &rows[1], 0).prompt, 1);
     for (uint32_t i = 0; i < count; i++)
         bench_row_free(&rows[i]);
@@ -159,6 +166,8 @@ static void test_figures(void **state)
                                   .row_count = 1};
     /* 20 tokens/s of two sequences are 10 steps of 1000 bytes */
     assert_true(fabs(bench_row_share(&report, &row) - 0.25) < 1e-12);
+    assert_true(fabs(bench_row_step_ms(&report, &row) - 100) < 1e-9);
+    assert_true(fabs(bench_row_floor_ms(&report, &row) - 25) < 1e-9);
     char *text = NULL;
     size_t bytes = 0;
     FILE *to = open_memstream(&text, &bytes);
@@ -174,6 +183,64 @@ static void test_figures(void **state)
     json_decref(json);
     free(text);
     bench_row_free(&row);
+}
+
+static void answer(struct bench_window *w, enum client_part part, const char *json)
+{
+    bench_window_answer(w, part, json, (uint32_t)strlen(json));
+}
+
+/* A GPU's decoder, from which a step of 100 ms wait and 3 ms attention was measured; all before must not
+ * count. */
+static void test_parts(void **state)
+{
+    (void)state;
+    struct bench_parts p = {0};
+    for (int repeat = 0; repeat < 2; repeat++) {
+        struct bench_window w = {0};
+        answer(&w, CLIENT_KVSTORE,
+               "{\"totals\":{\"steps_sparse\":5,\"steps_dense\":7},\"counters_live\":{\"bytes_loaded\":900},"
+               "\"counters_closed\":{\"bytes_loaded\":100}}");
+        answer(&w, CLIENT_RETRIEVER, "{\"steps\":2,\"step_ms\":{\"score\":10.0}}");
+        answer(&w, CLIENT_DECODER,
+               "{\"gpu\":{\"steps_measured\":4,\"total_bytes\":1},\"step_ms\":{\"wait_rows\":50.0,"
+               "\"wait_tables\":7.0,\"attention\":4.0},\"wait_us\":{\"tables\":{\"below\":[[5.0,9]]}}}");
+        assert_false(bench_window_complete(&w));
+        answer(&w, CLIENT_DECODER,
+               "{\"gpu\":{\"steps_measured\":6,\"total_bytes\":70},\"step_ms\":{\"wait_rows\":250.0,"
+               "\"wait_tables\":8.0,\"attention\":10.0},\"wait_us\":{\"tables\":{\"below\":"
+               "[[2.0,3],[5.0,9],[8.0,1]]}}}");
+        answer(&w, CLIENT_RETRIEVER, "{\"steps\":4,\"step_ms\":{\"score\":7.0}}");
+        answer(&w, CLIENT_KVSTORE,
+               "{\"totals\":{\"steps_sparse\":15,\"steps_dense\":7},\"counters_live\":{\"bytes_loaded\":700},"
+               "\"counters_closed\":{\"bytes_loaded\":600}}");
+        assert_true(bench_window_complete(&w));
+        answer(&w, CLIENT_KVSTORE, "a third one is dropped");
+        assert_int_equal(bench_parts_add(&p, &w), 0);
+        bench_window_clear(&w);
+    }
+    assert_true(p.steps == 4 && p.wait_ms == 400 && p.attention_ms == 12);
+    assert_true(bench_parts_mean(p.wait_ms, p.steps) == 100 && isnan(bench_parts_mean(1, 0)));
+    assert_true(p.store_steps == 20 && p.bytes_loaded == 600);
+    assert_true(fabs(bench_parts_mean(p.score_ms, p.retriever_steps) - 4) < 1e-9);
+    assert_true(bench_waits_quantile(&p.tables, 0.5) == 2 && bench_waits_quantile(&p.tables, 0.99) == 8);
+    assert_true(isnan(bench_waits_quantile(&p.rows, 0.5)));
+    assert_int_equal(bench_parts_gpu_bytes(&p, CLIENT_DECODER), 70);
+    assert_int_equal(bench_parts_gpu_bytes(&p, CLIENT_KVSTORE), 0);
+    bench_parts_free(&p);
+}
+
+static void test_no_json(void **state)
+{
+    (void)state;
+    struct bench_window w = {0};
+    struct bench_parts p = {0};
+    for (int i = 0; i < 2; i++)
+        for (int part = 0; part < CLIENT_PARTS; part++)
+            answer(&w, (enum client_part)part, i == 1 && part == CLIENT_RETRIEVER ? "{" : "{}");
+    assert_int_equal(bench_parts_add(&p, &w), -EPROTO);
+    bench_window_clear(&w);
+    bench_parts_free(&p);
 }
 
 static void test_usage(void **state)
@@ -198,6 +265,8 @@ int main(void)
         cmocka_unit_test(test_context),
         cmocka_unit_test(test_tokens),
         cmocka_unit_test(test_figures),
+        cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_no_json),
         cmocka_unit_test(test_usage),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
