@@ -21,7 +21,7 @@
 #include "base/err.h"
 #include "compute/cuda/kernels.h"
 
-#define GPU_API_VERSION 1
+#define GPU_API_VERSION 2
 #define GPU_API_SYMBOL  "specontext_gpu_api" /* const struct gpu_api *specontext_gpu_api(void) */
 #define GPU_IPC_BYTES   64
 
@@ -115,6 +115,7 @@ struct gpu_api {
 
     /* ---- kernels ---- compute/cuda/kernels.h says what each does. */
     int (*embed)(const struct cuda_embed *, struct CUstream_st *);
+    int (*mix)(const struct cuda_mix *, struct CUstream_st *);
     int (*rmsnorm)(const struct cuda_rmsnorm *, struct CUstream_st *);
     int (*headnorm)(const struct cuda_headnorm *, struct CUstream_st *);
     int (*swiglu)(const struct cuda_swiglu *, struct CUstream_st *);

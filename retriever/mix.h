@@ -16,6 +16,9 @@ struct mix_token {
     const struct keys *keys; /* ... and before the list those that keys->tail knows */
 };
 
+/* The token `lag` before; there are as many before it as its position says. Reaches over less than KEYS_TAIL. */
+uint32_t mix_earlier(const struct mix_token *token, uint32_t lag);
+
 /* NULL for a head without context. At most `tokens_max` a run. All are borrowed. */
 struct mix *mix_create(const struct head *head, const struct matrix *table, uint32_t tokens_max,
                        struct compute *compute);

@@ -575,6 +575,7 @@ static const struct gpu_api api = {
     .matmul = matmul,
     .library_bytes = library_bytes,
     .embed = cuda_embed,
+    .mix = cuda_mix,
     .rmsnorm = cuda_rmsnorm,
     .headnorm = cuda_headnorm,
     .swiglu = cuda_swiglu,

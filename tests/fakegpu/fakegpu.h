@@ -123,6 +123,7 @@ int fakegpu_matmul_prepare(struct gpu *gpu, const struct cuda_matmul_shape *shap
 int fakegpu_matmul(struct gpu *gpu, const struct cuda_matmul_shape *shape, const struct cuda_matmul *matmul,
                    struct CUstream_st *stream);
 int fakegpu_embed(const struct cuda_embed *, struct CUstream_st *);
+int fakegpu_mix(const struct cuda_mix *, struct CUstream_st *);
 int fakegpu_rmsnorm(const struct cuda_rmsnorm *, struct CUstream_st *);
 int fakegpu_headnorm(const struct cuda_headnorm *, struct CUstream_st *);
 int fakegpu_swiglu(const struct cuda_swiglu *, struct CUstream_st *);
