@@ -242,11 +242,6 @@ static void end_round(struct bench *b)
         return;
     if (b->round >= 0 && b->end_ns && !bench_window_complete(&b->window))
         return; /* as long as a part lives, it answers: its end is seen by others */
-    if (b->round != BENCH_ROUND_BUILD && !b->end_ns) {
-        set_error(b, "the sequences of a round did not run at the same time; expected a larger --predict");
-        end_parts(b);
-        return;
-    }
     if (b->round >= 0) {
         take_sample(b);
         int r = bench_parts_add(&b->rows[b->row].parts, &b->window);
@@ -282,7 +277,15 @@ static void begin_measuring(struct bench *b)
     begin_round(b);
 }
 
-/* A decode is timed from when the last sequence has its lead until the first one is complete; a prefill from
+/* A decode's time is over: those that began first have more to do. */
+static void cancel_rest(struct bench *b)
+{
+    for (uint32_t i = 0; i < b->count; i++)
+        if (b->streams[i].received < b->request.generate)
+            client_cancel(b->client, i); /* if it could not be sent, the sequence ends by itself */
+}
+
+/* A decode is timed from when the last sequence has its lead until that one has all its tokens; a prefill from
  * sending it until the last sequence has its first token. */
 static void on_tokens(void *arg, uint32_t request, const struct msg_u32s *tokens)
 {
@@ -292,18 +295,17 @@ static void on_tokens(void *arg, uint32_t request, const struct msg_u32s *tokens
     b->streams[request].received += tokens->count;
     if (!b->end_ns)
         b->received += tokens->count;
-    bool lead = true, all = true;
-    for (uint32_t i = 0; i < b->count; i++) {
-        lead = lead && b->streams[i].received >= BENCH_LEAD;
-        all = all && b->streams[i].received > 0;
-    }
+    uint32_t least = UINT32_MAX;
+    for (uint32_t i = 0; i < b->count; i++)
+        least = b->streams[i].received < least ? b->streams[i].received : least;
     if (b->rows[b->row].kind == BENCH_PREFILL) {
-        if (all && !b->end_ns)
+        if (least > 0 && !b->end_ns)
             end_time(b);
-    } else if (!b->begin_ns && lead) {
+    } else if (!b->begin_ns && least >= BENCH_LEAD) {
         begin_time(b);
-    } else if (b->begin_ns && !b->end_ns && b->streams[request].received >= b->request.generate) {
+    } else if (b->begin_ns && !b->end_ns && least >= BENCH_LEAD + b->options.decode) {
         end_time(b);
+        cancel_rest(b);
     }
 }
 
@@ -317,6 +319,11 @@ static void on_done(void *arg, uint32_t request, const struct msg_done *done)
     b->done = *done;
     if (done->reason == FINISH_ERROR && !b->ending) {
         set_error(b, done->text);
+        end_parts(b);
+    }
+    bool timed = b->rows[b->row].kind == BENCH_DECODE && b->round != BENCH_ROUND_BUILD;
+    if (timed && !b->end_ns && !b->ending) {
+        set_error(b, "a sequence ended before all were timed together; expected fewer --parallel");
         end_parts(b);
     }
     end_round(b);
