@@ -8,7 +8,6 @@
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -26,9 +25,9 @@
 #include "launch/bench_plan.h"
 #include "launch/bench_report.h"
 #include "launch/client.h"
-#include "launch/head_cache.h"
 #include "launch/parts.h"
 #include "launch/sequence.h"
+#include "launch/session.h"
 #include "launch/supervise.h"
 #include "model/head.h"
 
@@ -451,11 +450,7 @@ static int measure_device(struct bench *b, struct err *err)
 static int choose_head(struct bench *b, struct err *err)
 {
     struct head *head = NULL;
-    int r = 0;
-    if (!b->options.run.head)
-        r = head_cache_get(b->model, b->head, err);
-    else if (snprintf(b->head, sizeof b->head, "%s", b->options.run.head) >= (int)sizeof b->head)
-        r = err_set(err, -ENAMETOOLONG, "--head: name too long");
+    int r = session_head(b->options.run.head, b->model, b->head, err);
     if (!r)
         r = head_open(b->head, b->model, &head, err);
     if (r)
@@ -487,26 +482,19 @@ static int prepare(struct bench *b, struct err *err)
 
 static int start(struct bench *b, struct err *err)
 {
-    static const int signals[] = {SIGINT, SIGTERM, SIGHUP, 0};
-    signal(SIGPIPE, SIG_IGN); /* a closed pipe is an error of write */
+    int r;
     b->loop = loop_create();
-    int r = loop_add_signals(b->loop, signals, on_signal, b);
-    if (r)
-        return err_set(err, r, "signals: %s", strerror(-r));
     if (b->options.paced && (r = loop_add_fd(b->loop, STDIN_FILENO, EPOLLIN, on_input, b)))
         return err_set(err, r, "standard input: %s; expected a pipe or a terminal", strerror(-r));
-    struct supervise_config config = {.loop = b->loop, .dir = b->options.run.runtime};
-    r = supervise_create(&config, &supervise_ops, b, &b->supervise, err);
-    if (r)
-        return r;
+    struct session_config config = {b->loop, b->options.run.runtime, on_signal, &supervise_ops, &client_ops,
+                                    b};
     struct parts_plan plan = {.options = &b->options.run,
                               .model = b->model,
                               .context = b->context,
                               .head = b->head,
                               .sequences = b->options.parallel,
                               .budget = run_options_budget_max(&b->options.run, b->context)};
-    r = parts_start(b->supervise, &plan, err);
-    return r ? r : client_create(b->loop, supervise_dir(b->supervise), &client_ops, b, &b->client, err);
+    return session_start(&config, &plan, &b->supervise, &b->client, err);
 }
 
 static void tell(const struct bench *b)
