@@ -8,7 +8,8 @@
  * Conventions. Errors: 0 or a negative errno; functions that can say more take a `struct err`. A `struct gpu`
  * is one device and one context in this process; create it on the thread that uses it; copies, launches,
  * flags and graphs are called from one thread at a time for each stream. Everything that takes a stream only
- * queues work on it, in order, and returns. Nobody polls a flag from a kernel (SHARED-MEMORY.md): waiting is
+ * queues work on it, in order, and returns - but a kernel's first launch may load its code, which waits for all
+ * streams of the process: so not behind a flag_wait that the launching thread itself must release. Nobody polls a flag from a kernel (SHARED-MEMORY.md): waiting is
  * done by stream memory operations, which a plain store by any process that maps the flag releases. */
 #ifndef COMPUTE_GPU_H
 #define COMPUTE_GPU_H

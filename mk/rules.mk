@@ -31,36 +31,36 @@ $(foreach l,$(LIBS) $(DAEMONS) eval launch testlib,$(eval $(call archive,$(l))))
 LIB_ORDER := $(foreach l,compute model link proto base,$(BUILD)/lib$(l).a)
 
 define daemon
-$(BIN)/specontext-$(1): $(BUILD)/$(1)/main.o $(BUILD)/lib$(1).a $(LIB_ORDER)
+$(BIN)/specontext-$(1): $(BUILD)/$(1)/main.o $(BUILD)/lib$(1).a $(LIB_ORDER) $(BUILD)/flags
 	$(Q)mkdir -p $$(@D)
 	@echo "  LD  $$@"
-	$(Q)$(CC) $(LDFLAGS) -o $$@ $$^ $(PKG_LIBS) $(LDLIBS)
+	$(Q)$(CC) $(LDFLAGS) -o $$@ $$(filter %.o %.a,$$^) $(PKG_LIBS) $(LDLIBS)
 endef
 $(foreach d,$(DAEMONS),$(eval $(call daemon,$(d))))
 
-$(BIN)/specontext-eval: $(BUILD)/eval/main.o $(ARCHIVES)
+$(BIN)/specontext-eval: $(BUILD)/eval/main.o $(ARCHIVES) $(BUILD)/flags
 	$(Q)mkdir -p $(@D)
 	@echo "  LD  $@"
-	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(PKG_LIBS) $(LDLIBS)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $(filter %.o %.a,$^) $(PKG_LIBS) $(LDLIBS)
 
-$(BIN)/specontext: $(BUILD)/launch/main.o $(BUILD)/liblaunch.a $(LIB_ORDER)
+$(BIN)/specontext: $(BUILD)/launch/main.o $(BUILD)/liblaunch.a $(LIB_ORDER) $(BUILD)/flags
 	$(Q)mkdir -p $(@D)
 	@echo "  LD  $@"
-	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(PKG_LIBS) $(LDLIBS)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $(filter %.o %.a,$^) $(PKG_LIBS) $(LDLIBS)
 
-$(FAKEGPU): $(patsubst %.c,$(BUILD)/pic/%.o,$(SRC_fakegpu))
+$(FAKEGPU): $(patsubst %.c,$(BUILD)/pic/%.o,$(SRC_fakegpu)) $(BUILD)/flags
 	$(Q)mkdir -p $(@D)
 	@echo "  LD  $@"
-	$(Q)$(CC) $(LDFLAGS) -shared -Wl,--exclude-libs,ALL -o $@ $^ -l:libxxhash.a $(LDLIBS)
+	$(Q)$(CC) $(LDFLAGS) -shared -Wl,--exclude-libs,ALL -o $@ $(filter %.o %.a,$^) -l:libxxhash.a $(LDLIBS)
 
-$(BUILD)/tests/%: $(BUILD)/tests/%.o $(BUILD)/libtestlib.a $(ARCHIVES)
+$(BUILD)/tests/%: $(BUILD)/tests/%.o $(BUILD)/libtestlib.a $(ARCHIVES) $(BUILD)/flags
 	$(Q)mkdir -p $(@D)
 	@echo "  LD  $@"
-	$(Q)$(CC) $(LDFLAGS) -o $@ $^ -lcmocka $(PKG_LIBS) $(LDLIBS)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $(filter %.o %.a,$^) -lcmocka $(PKG_LIBS) $(LDLIBS)
 
-$(BUILD)/bench/%: $(BUILD)/bench/%.o $(ARCHIVES)
+$(BUILD)/bench/%: $(BUILD)/bench/%.o $(ARCHIVES) $(BUILD)/flags
 	$(Q)mkdir -p $(@D)
 	@echo "  LD  $@"
-	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(PKG_LIBS) $(LDLIBS)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $(filter %.o %.a,$^) $(PKG_LIBS) $(LDLIBS)
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -152,6 +152,8 @@ static void check_processes(const char *program, const char *device, const char 
     void *at = NULL;
     uint64_t before = 0, during = 0, after = 0;
     EXPECT(api->alloc(rig.gpu, 4 << 20, &at, &err) == 0);
+    /* A kernel's first launch loads its code, which waits for the process's streams: never behind a wait. */
+    EXPECT(api->add(at, at, 1, rig.stream) == 0);
     EXPECT(api->copy(at, values, sizeof values, rig.stream) == 0 && api->stream_sync(rig.stream) == 0);
     EXPECT(api->ipc_export(rig.gpu, at, rig.shared->handle, &err) == 0);
     api->memory_free(rig.gpu, &before);
