@@ -8,7 +8,6 @@
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -26,9 +25,9 @@
 #include "launch/bench_plan.h"
 #include "launch/bench_report.h"
 #include "launch/client.h"
-#include "launch/head_cache.h"
 #include "launch/parts.h"
 #include "launch/sequence.h"
+#include "launch/session.h"
 #include "launch/supervise.h"
 #include "model/head.h"
 
@@ -242,11 +241,6 @@ static void end_round(struct bench *b)
         return;
     if (b->round >= 0 && b->end_ns && !bench_window_complete(&b->window))
         return; /* as long as a part lives, it answers: its end is seen by others */
-    if (b->round != BENCH_ROUND_BUILD && !b->end_ns) {
-        set_error(b, "the sequences of a round did not run at the same time; expected a larger --predict");
-        end_parts(b);
-        return;
-    }
     if (b->round >= 0) {
         take_sample(b);
         int r = bench_parts_add(&b->rows[b->row].parts, &b->window);
@@ -282,7 +276,15 @@ static void begin_measuring(struct bench *b)
     begin_round(b);
 }
 
-/* A decode is timed from when the last sequence has its lead until the first one is complete; a prefill from
+/* A decode's time is over: those that began first have more to do. */
+static void cancel_rest(struct bench *b)
+{
+    for (uint32_t i = 0; i < b->count; i++)
+        if (b->streams[i].received < b->request.generate)
+            client_cancel(b->client, i); /* if it could not be sent, the sequence ends by itself */
+}
+
+/* A decode is timed from when the last sequence has its lead until that one has all its tokens; a prefill from
  * sending it until the last sequence has its first token. */
 static void on_tokens(void *arg, uint32_t request, const struct msg_u32s *tokens)
 {
@@ -292,18 +294,17 @@ static void on_tokens(void *arg, uint32_t request, const struct msg_u32s *tokens
     b->streams[request].received += tokens->count;
     if (!b->end_ns)
         b->received += tokens->count;
-    bool lead = true, all = true;
-    for (uint32_t i = 0; i < b->count; i++) {
-        lead = lead && b->streams[i].received >= BENCH_LEAD;
-        all = all && b->streams[i].received > 0;
-    }
+    uint32_t least = UINT32_MAX;
+    for (uint32_t i = 0; i < b->count; i++)
+        least = b->streams[i].received < least ? b->streams[i].received : least;
     if (b->rows[b->row].kind == BENCH_PREFILL) {
-        if (all && !b->end_ns)
+        if (least > 0 && !b->end_ns)
             end_time(b);
-    } else if (!b->begin_ns && lead) {
+    } else if (!b->begin_ns && least >= BENCH_LEAD) {
         begin_time(b);
-    } else if (b->begin_ns && !b->end_ns && b->streams[request].received >= b->request.generate) {
+    } else if (b->begin_ns && !b->end_ns && least >= BENCH_LEAD + b->options.decode) {
         end_time(b);
+        cancel_rest(b);
     }
 }
 
@@ -317,6 +318,11 @@ static void on_done(void *arg, uint32_t request, const struct msg_done *done)
     b->done = *done;
     if (done->reason == FINISH_ERROR && !b->ending) {
         set_error(b, done->text);
+        end_parts(b);
+    }
+    bool timed = b->rows[b->row].kind == BENCH_DECODE && b->round != BENCH_ROUND_BUILD;
+    if (timed && !b->end_ns && !b->ending) {
+        set_error(b, "a sequence ended before all were timed together; expected fewer --parallel");
         end_parts(b);
     }
     end_round(b);
@@ -445,11 +451,7 @@ static int measure_device(struct bench *b, struct err *err)
 static int choose_head(struct bench *b, struct err *err)
 {
     struct head *head = NULL;
-    int r = 0;
-    if (!b->options.run.head)
-        r = head_cache_get(b->model, b->head, err);
-    else if (snprintf(b->head, sizeof b->head, "%s", b->options.run.head) >= (int)sizeof b->head)
-        r = err_set(err, -ENAMETOOLONG, "--head: name too long");
+    int r = session_head(b->options.run.head, b->model, b->head, err);
     if (!r)
         r = head_open(b->head, b->model, &head, err);
     if (r)
@@ -481,26 +483,19 @@ static int prepare(struct bench *b, struct err *err)
 
 static int start(struct bench *b, struct err *err)
 {
-    static const int signals[] = {SIGINT, SIGTERM, SIGHUP, 0};
-    signal(SIGPIPE, SIG_IGN); /* a closed pipe is an error of write */
+    int r;
     b->loop = loop_create();
-    int r = loop_add_signals(b->loop, signals, on_signal, b);
-    if (r)
-        return err_set(err, r, "signals: %s", strerror(-r));
     if (b->options.paced && (r = loop_add_fd(b->loop, STDIN_FILENO, EPOLLIN, on_input, b)))
         return err_set(err, r, "standard input: %s; expected a pipe or a terminal", strerror(-r));
-    struct supervise_config config = {.loop = b->loop, .dir = b->options.run.runtime};
-    r = supervise_create(&config, &supervise_ops, b, &b->supervise, err);
-    if (r)
-        return r;
+    struct session_config config = {b->loop, b->options.run.runtime, on_signal, &supervise_ops, &client_ops,
+                                    b};
     struct parts_plan plan = {.options = &b->options.run,
                               .model = b->model,
                               .context = b->context,
                               .head = b->head,
                               .sequences = b->options.parallel,
                               .budget = run_options_budget_max(&b->options.run, b->context)};
-    r = parts_start(b->supervise, &plan, err);
-    return r ? r : client_create(b->loop, supervise_dir(b->supervise), &client_ops, b, &b->client, err);
+    return session_start(&config, &plan, &b->supervise, &b->client, err);
 }
 
 static void tell(const struct bench *b)

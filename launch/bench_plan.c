@@ -23,10 +23,9 @@ struct bench_row *bench_plan_rows(const struct bench_options *o, uint32_t *ret_c
     return rows;
 }
 
-/* A decode's prompts share what the prefix cache can give them; the rest, which is computed anyway, makes
- * each sequence another, so that they select differently. A decode's last lead token is sampled with one
- * position more than the prompt in the cache. Sequences begin one after another, so each goes on for as
- * many steps as there are others. */
+/* A decode's last lead token is sampled with one position more than the prompt in the cache. Its prompts share what
+ * the prefix cache can give them; the rest, which is computed anyway, makes each sequence another, so that they select
+ * differently. */
 struct bench_request bench_plan_request(const struct bench_options *o, const struct bench_row *row, int round)
 {
     if (round == BENCH_ROUND_BUILD)
@@ -34,13 +33,14 @@ struct bench_request bench_plan_request(const struct bench_options *o, const str
     if (row->kind == BENCH_PREFILL)
         return (struct bench_request){row->depth + o->prompt, 1, row->depth};
     uint32_t prompt = row->depth > 1 ? row->depth - 1 : 1, whole = (prompt - 1) / BLOCK_TOKENS * BLOCK_TOKENS;
-    return (struct bench_request){prompt, BENCH_LEAD + o->decode + 2 * (o->parallel - 1), whole};
+    return (struct bench_request){prompt, BENCH_LEAD + o->decode + BENCH_AHEAD * (o->parallel - 1), whole};
 }
 
 int bench_plan_context(const struct bench_options *o, uint32_t most, uint32_t *ret_context, struct err *err)
 {
     uint64_t tokens = o->prompt + UINT64_C(1), longest = 0;
-    uint64_t decode = o->decode ? BENCH_LEAD + (uint64_t)o->decode + 2 * (o->parallel - UINT64_C(1)) : 0;
+    uint64_t decode =
+        o->decode ? BENCH_LEAD + (uint64_t)o->decode + BENCH_AHEAD * (o->parallel - UINT64_C(1)) : 0;
     tokens = tokens > decode ? tokens : decode;
     for (uint32_t i = 0; i < o->depth_count; i++)
         longest = o->depths[i] > longest ? o->depths[i] : longest;

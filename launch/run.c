@@ -10,7 +10,6 @@
 #include <inttypes.h>
 #include <jansson.h>
 #include <limits.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,14 +21,13 @@
 #include "base/log.h"
 #include "launch/arena.h"
 #include "launch/client.h"
-#include "launch/head_cache.h"
 #include "launch/output.h"
-#include "launch/parts.h"
 #include "launch/progress.h"
 #include "launch/prompt.h"
 #include "launch/report.h"
 #include "launch/run_options.h"
 #include "launch/sequence.h"
+#include "launch/session.h"
 #include "launch/supervise.h"
 
 #define TICK_NS   (50 * CLOCK_MS)
@@ -394,26 +392,14 @@ static int prepare(struct run *run, struct err *err)
     run->sequences = mem_alloc(run->prompts.count, sizeof *run->sequences);
     for (uint32_t i = 0; i < run->prompts.count; i++)
         sequence_init(&run->sequences[i], &run->prompts.list[i]);
-    if (!o->head)
-        return head_cache_get(run->model, run->head, err);
-    if (snprintf(run->head, sizeof run->head, "%s", o->head) >= (int)sizeof run->head)
-        return err_set(err, -ENAMETOOLONG, "--head: name too long");
-    return 0;
+    return session_head(o->head, run->model, run->head, err);
 }
 
 static int start(struct run *run, struct err *err)
 {
-    static const int signals[] = {SIGINT, SIGTERM, SIGHUP, 0};
-    signal(SIGPIPE, SIG_IGN); /* a closed pipe is an error of write */
     run->loop = loop_create();
-    int r = loop_add_signals(run->loop, signals, on_signal, run);
-    if (r)
-        return err_set(err, r, "signals: %s", strerror(-r));
-    struct supervise_config config = {.loop = run->loop, .dir = run->options.runtime};
-    r = supervise_create(&config, &supervise_ops, run, &run->supervise, err);
-    if (r)
-        return r;
-    log_debug("runtime directory %s", supervise_dir(run->supervise));
+    struct session_config config = {run->loop,      run->options.runtime, on_signal,
+                                    &supervise_ops, &client_ops,          run};
     uint32_t sequences = run->options.sequences ? run->options.sequences : SEQUENCES_DEFAULT;
     struct parts_plan plan = {
         .options = &run->options,
@@ -423,9 +409,7 @@ static int start(struct run *run, struct err *err)
         .sequences = run->prompts.count < sequences ? run->prompts.count : sequences,
         .budget = run->budget_max,
     };
-    r = parts_start(run->supervise, &plan, err);
-    if (!r)
-        r = client_create(run->loop, supervise_dir(run->supervise), &client_ops, run, &run->client, err);
+    int r = session_start(&config, &plan, &run->supervise, &run->client, err);
     if (r)
         return r;
     run->output = output_create(run->loop, STDOUT_FILENO, on_output, run);

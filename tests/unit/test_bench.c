@@ -122,8 +122,8 @@ static void test_context(void **state)
     mem_free(&rows);
     assert_int_equal(bench_plan_context(&options, 800, &context, &err), -E2BIG);
     assert_non_null(strstr(err.text, "800"));
-    assert_int_equal(bench_plan_context(&options, 910, &context, &err), 0);
-    assert_int_equal(context, 910); /* rounded up, but not beyond the model */
+    assert_int_equal(bench_plan_context(&options, 1010, &context, &err), 0);
+    assert_int_equal(context, 1010); /* rounded up, but not beyond the model */
 }
 
 static void test_tokens(void **state)
