@@ -173,8 +173,9 @@ static void collect(const struct card *c, const struct rank_item *items, const s
             item->found[h] = (struct reach_result){.mass = measured, .mass_base = measured};
             struct positions *now = &item->now[h];
             now->count = picks_of(item);
-            memcpy(now->at, c->host_index + s->index_at + ((uint64_t)i * heads + h) * s->index_stride,
-                   picks_of(item) * sizeof *now->at);
+            if (now->count) /* else there may be no memory */
+                memcpy(now->at, c->host_index + s->index_at + ((uint64_t)i * heads + h) * s->index_stride,
+                       now->count * sizeof *now->at);
             *ret_topk_ns += clock_now_ns() - begin;
             if (item->before)
                 positions_difference(&item->added[h], &item->removed[h], now, &item->before[h]);
