@@ -11,8 +11,8 @@
 #include "base/err.h"
 
 enum option_kind {
-    OPTION_TEXT, /* const char *: any argument */
-    OPTION_TEXTS, /* struct option_texts: any argument; each occurrence adds one, and so do the words behind it */
+    OPTION_TEXT,   /* const char *: any argument */
+    OPTION_TEXTS,  /* struct option_texts: any argument; occurrences add up, each with the words behind it */
     OPTION_UINT,   /* uint32_t, or an int when `most` fits it */
     OPTION_INT64,  /* int64_t */
     OPTION_FLOAT,  /* float; finite */
@@ -42,8 +42,8 @@ struct option_entry {
 };
 
 /* Puts the defaults into `values`, then what argv[1..] says. "--name value", "--name=value", "-x value". A
- * second occurrence replaces the first (but OPTION_TEXTS keeps all, up to OPTION_TEXTS_MAX). 0; 1 when --help or -h stands there; -EINVAL with the option's
- * name. */
+ * second occurrence replaces the first (but OPTION_TEXTS keeps all, up to OPTION_TEXTS_MAX). 0; 1 when
+ * --help or -h stands there; -EINVAL with the option's name. */
 int options_parse(const struct option_entry *table, int argc, char **argv, void *values, struct err *err);
 
 /* The table as help: groups in order of first appearance, defaults in brackets. */

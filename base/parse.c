@@ -51,8 +51,7 @@ int parse_size(const char *text, uint64_t *ret_bytes)
         end++;
         if (*end && strcmp(end, "iB") && strcmp(end, "B"))
             return -EINVAL;
-    }
-    else if (value != floor(value))
+    } else if (value != floor(value))
         return -EINVAL; /* bytes are whole */
     if (!isfinite(value) || value >= ldexp(1, 62))
         return -ERANGE;

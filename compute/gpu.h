@@ -8,9 +8,10 @@
  * Conventions. Errors: 0 or a negative errno; functions that can say more take a `struct err`. A `struct gpu`
  * is one device and one context in this process; create it on the thread that uses it; copies, launches,
  * flags and graphs are called from one thread at a time for each stream. Everything that takes a stream only
- * queues work on it, in order, and returns - but a kernel's first launch may load its code, which waits for all
- * streams of the process: so not behind a flag_wait that the launching thread itself must release. Nobody polls a flag from a kernel (SHARED-MEMORY.md): waiting is
- * done by stream memory operations, which a plain store by any process that maps the flag releases. */
+ * queues work on it, in order, and returns - but a kernel's first launch may load its code, which waits for
+ * all streams of the process: so not behind a flag_wait that the launching thread itself must release.
+ * Nobody polls a flag from a kernel (SHARED-MEMORY.md): waiting is done by stream memory operations, which
+ * a plain store by any process that maps the flag releases. */
 #ifndef COMPUTE_GPU_H
 #define COMPUTE_GPU_H
 
@@ -20,7 +21,7 @@
 #include "base/err.h"
 #include "compute/cuda/kernels.h"
 
-#define GPU_API_VERSION 1
+#define GPU_API_VERSION 2
 #define GPU_API_SYMBOL  "specontext_gpu_api" /* const struct gpu_api *specontext_gpu_api(void) */
 #define GPU_IPC_BYTES   64
 
@@ -114,6 +115,7 @@ struct gpu_api {
 
     /* ---- kernels ---- compute/cuda/kernels.h says what each does. */
     int (*embed)(const struct cuda_embed *, struct CUstream_st *);
+    int (*mix)(const struct cuda_mix *, struct CUstream_st *);
     int (*rmsnorm)(const struct cuda_rmsnorm *, struct CUstream_st *);
     int (*headnorm)(const struct cuda_headnorm *, struct CUstream_st *);
     int (*swiglu)(const struct cuda_swiglu *, struct CUstream_st *);

@@ -22,9 +22,9 @@ void attach_init(struct attach *a);
  * nobody listens. */
 int attach_ask(struct attach *a, const char *path, uint64_t epoch, struct err *err);
 
-/* Takes the answer, checks the control segment against the layout and maps what came: device memory only where
- * it is the CPU's. Blocks up to 1 s for a frame that came in part. `epoch`: our own. -EPROTO when device memory
- * is not where we compute. */
+/* Takes the answer, checks the control segment against the layout and maps what came: device memory only
+ * where it is the CPU's. Blocks up to 1 s for a frame that came in part. `epoch`: our own. -EPROTO when
+ * device memory is not where we compute. */
 int attach_take(struct attach *a, const struct kv_layout *layout, uint64_t epoch, int on_gpu,
                 struct err *err);
 

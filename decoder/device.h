@@ -36,8 +36,8 @@ struct device_figures { /* a copy of the state after the last turn, or step */
 
 struct device;
 
-/* Starts the thread, which opens the device (POST_OPENED), loads the weights and waits for device_attach; then
- * POST_READY. `posts` is the loop's mailbox, borrowed; texts of the options too. */
+/* Starts the thread, which opens the device (POST_OPENED), loads the weights and waits for device_attach;
+ * then POST_READY. `posts` is the loop's mailbox, borrowed; texts of the options too. */
 struct device *device_start(const struct device_options *options, struct mailbox *posts);
 
 /* Once: what the store handed over, which stays mapped until the device is freed, and the fingerprint of the

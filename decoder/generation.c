@@ -174,7 +174,8 @@ static void copy_tokens(struct msg *msg, struct msg_u32s *to, const uint32_t *fr
     *to = (struct msg_u32s){copy, count};
 }
 
-/* What decides how sparse KV is made beside the budget: the head, and the rule by which lists grow and end. */
+/* What decides how sparse KV is made beside the budget: the head, and the rule by which lists grow and
+ * end. */
 static uint64_t made_by(const struct msg_generate *g, uint64_t head)
 {
     struct {

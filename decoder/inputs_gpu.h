@@ -1,9 +1,9 @@
 /* What a step's launches read: tokens, positions, table rows, sampling, in pinned memory and on the device.
  *
  * Three blocks. `early` is known when the step is posted. `rows`, one for each phase of the tables, name the
- * table row of each token and are written when the tables were read: entries that were dropped get ROW_VOID, for
- * which kernels write and attend nothing. Offsets within a block depend on the batch's counts alone, so that
- * a captured copy serves every step of the same counts. Device thread only. */
+ * table row of each token and are written when the tables were read: entries that were dropped get
+ * ROW_VOID, for which kernels write and attend nothing. Offsets within a block depend on the batch's counts
+ * alone, so that a captured copy serves every step of the same counts. Device thread only. */
 #ifndef DECODER_INPUTS_GPU_H
 #define DECODER_INPUTS_GPU_H
 
@@ -26,8 +26,8 @@ int inputs_gpu_create(struct gpu_device *device, const struct pass_gpu_options *
                       struct inputs_gpu **ret_inputs, struct err *err);
 void inputs_gpu_free(struct inputs_gpu **inputs);
 
-/* Begins a step; nothing of the one before may be on the stream. Sampling rows are the parts in order: all of a
- * SPARSE step, else those that sample. */
+/* Begins a step; nothing of the one before may be on the stream. Sampling rows are the parts in order: all
+ * of a SPARSE step, else those that sample. */
 int inputs_gpu_begin(struct inputs_gpu *in, const struct step_record *record, const struct stepper_spec *spec,
                      struct err *err);
 int inputs_gpu_penalizes(const struct inputs_gpu *in);       /* whether some row of this step has penalties */

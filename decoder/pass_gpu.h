@@ -40,7 +40,8 @@ struct pass_gpu_kv {
 
 struct pass_gpu_source {
     /* Called when the layer's queries, keys and values are queued and before anything of the cache is read
-     * or written; may queue waits and copies, fills *ret_kv. `layer_done` (may be NULL): the layer is queued. */
+     * or written; may queue waits and copies, fills *ret_kv. `layer_done` (may be NULL): the layer is
+     * queued. */
     int (*layer)(void *arg, uint32_t layer, struct pass_gpu_kv *ret_kv, struct err *err);
     int (*layer_done)(void *arg, uint32_t layer, struct err *err);
     void *arg;

@@ -36,7 +36,8 @@ void places_layer(struct places *t, uint32_t layer, struct pass_kv *kv);
 /* 0, or the negative errno for which the entry was dropped so far; *ret_why says it in words. */
 int places_status(const struct places *t, uint32_t entry, const char **ret_why);
 
-/* Whether the entry attends every position where a layer is resident, whatever its lists; the phase was read. */
+/* Whether the entry attends every position where a layer is resident, whatever its lists; the phase was
+ * read. */
 int places_attends_all(const struct places *t, enum places_phase phase, uint32_t entry);
 
 /* Layers of the last step read whose KV is not in pages; 0 before the first. */

@@ -1,5 +1,5 @@
-/* Steps on a GPU; see step_gpu.h. Owner: the device thread. State: the graphs of the last batches' shapes, each
- * good for as long as addresses stay, and what the step that runs is made of. */
+/* Steps on a GPU; see step_gpu.h. Owner: the device thread. State: the graphs of the last batches' shapes,
+ * each good for as long as addresses stay, and what the step that runs is made of. */
 #include "decoder/step_gpu.h"
 
 #include <errno.h>
@@ -111,7 +111,8 @@ void step_gpu_free(struct step_gpu **step)
 
 /* ---- the tables ---- */
 
-/* This thread's part: waits, checks, and says which table rows there are; 1: some entry attends everything. */
+/* This thread's part: waits, checks, and says which table rows there are; 1: some entry attends
+ * everything. */
 static int read_tables(struct step_gpu *g, enum places_phase phase, struct err *err)
 {
     int r = g->store->wait(g->store->arg, phase, err);

@@ -3,18 +3,18 @@
  * Sparse steps are captured graphs, kept for the last batches' shapes: a graph copies its inputs from pinned
  * memory, waits for the tables, copies them to the device, waits for each run's rows, and leaves the chosen
  * ids in pinned memory. It is launched before the tables are there, so that everything that needs none is
- * done by then. For the tables it waits on a flag of ours: this thread waits for the store's flag, checks what
- * the store says of each entry, voids the table rows of those that were dropped, and only then lets the stream
- * go on. So a dropped entry, or a step that is broken off, writes nothing into anybody's KV. For rows the
- * stream waits on the store's own flags. Dense steps (and every PROFILE_EVERY-th sparse one) are queued
- * launch by launch; this thread waits for their tables within layer 0.
+ * done by then. For the tables it waits on a flag of ours: this thread waits for the store's flag, checks
+ * what the store says of each entry, voids the table rows of those that were dropped, and only then lets
+ * the stream go on. So a dropped entry, or a step that is broken off, writes nothing into anybody's KV. For
+ * rows the stream waits on the store's own flags. Dense steps (and every PROFILE_EVERY-th sparse one) are
+ * queued launch by launch; this thread waits for their tables within layer 0.
  *
  * An entry whose set is short attends everything in resident layers (TABLE_ATTEND_ALL), which no graph can
- * foresee: the graph that was launched runs out without rows, the step is queued again launch by launch, and so are
- * the next STEP_GPU_DIRECT steps.
+ * foresee: the graph that was launched runs out without rows, the step is queued again launch by launch,
+ * and so are the next STEP_GPU_DIRECT steps.
  *
- * Times: sparse and dense decode steps are measured with events once in STEP_GPU_PROFILE_EVERY, prompts always;
- * `times` sums over the steps that were measured. Device thread only. */
+ * Times: sparse and dense decode steps are measured with events once in STEP_GPU_PROFILE_EVERY, prompts
+ * always; `times` sums over the steps that were measured. Device thread only. */
 #ifndef DECODER_STEP_GPU_H
 #define DECODER_STEP_GPU_H
 
@@ -51,9 +51,9 @@ int step_gpu_create(const struct kv_layout *layout, struct control_header *contr
                     struct step_gpu **ret_step, struct err *err);
 void step_gpu_free(struct step_gpu **step);
 
-/* Computes the posted step of `record`. On success ret_tokens [spec->count] holds the chosen ids, -1 where the
- * logits are not finite; of dropped parts anything. Errors as stepper_run, and -EIO: the GPU is lost. After an
- * error nothing of the step is left on the stream, and no further step can be run. */
+/* Computes the posted step of `record`. On success ret_tokens [spec->count] holds the chosen ids, -1 where
+ * the logits are not finite; of dropped parts anything. Errors as stepper_run, and -EIO: the GPU is lost.
+ * After an error nothing of the step is left on the stream, and no further step can be run. */
 int step_gpu_run(struct step_gpu *g, const struct step_record *record, const struct stepper_spec *spec,
                  const struct step_gpu_tables *tables, int32_t *ret_tokens, struct err *err);
 

@@ -1,5 +1,5 @@
-/* The store's memory as the GPU sees it: device memory opened by its handle, the control segment registered for
- * flags and copies, and a copy of the current step's tables on the device. Device thread only. */
+/* The store's memory as the GPU sees it: device memory opened by its handle, the control segment registered
+ * for flags and copies, and a copy of the current step's tables on the device. Device thread only. */
 #ifndef DECODER_TABLES_GPU_H
 #define DECODER_TABLES_GPU_H
 
@@ -26,13 +26,14 @@ struct tables_gpu_use {
     uint32_t resident; /* layers */
 };
 
-/* Queue copies: what both phases share of a sparse step; a phase's lists; the pages of one sequence of a dense
- * step. */
+/* Queue copies: what both phases share of a sparse step; a phase's lists; the pages of one sequence of a
+ * dense step. */
 int tables_gpu_copy_shared(struct tables_gpu *t, const struct tables_gpu_use *use);
 int tables_gpu_copy_lists(struct tables_gpu *t, const struct tables_gpu_use *use, enum places_phase phase);
 int tables_gpu_copy_pages(struct tables_gpu *t, uint32_t step, uint32_t sequence);
 
-/* Where a layer's KV lies: in slots or in pages; lists of the phase where `sparse`. `positions`: the batch's. */
+/* Where a layer's KV lies: in slots or in pages; lists of the phase where `sparse`. `positions`: the
+ * batch's. */
 struct tables_gpu_layer {
     uint32_t layer;
     enum places_phase phase;

@@ -1,5 +1,5 @@
-/* How long steps waited, as counts by length: four buckets an octave, so that a quantile is at most a quarter too
- * large. Counts only grow: who reads them twice has those of the time between. */
+/* How long steps waited, as counts by length: four buckets an octave, so that a quantile is at most a
+ * quarter too large. Counts only grow: who reads them twice has those of the time between. */
 #ifndef DECODER_WAITS_H
 #define DECODER_WAITS_H
 

@@ -1,8 +1,8 @@
 /* Weights on a GPU; see weights_gpu.h.
  *
- * Rows go through one pinned buffer: bf16 ones as they are; of other types the CPU makes f32 (by the embedding
- * operator, which expands rows exactly) and the GPU rounds. The buffer is filled again when the stream has
- * taken what was in it: expanding is what takes the time, the copy a tenth of it. */
+ * Rows go through one pinned buffer: bf16 ones as they are; of other types the CPU makes f32 (by the
+ * embedding operator, which expands rows exactly) and the GPU rounds. The buffer is filled again when the
+ * stream has taken what was in it: expanding is what takes the time, the copy a tenth of it. */
 #include "decoder/weights_gpu.h"
 
 #include <errno.h>

@@ -25,6 +25,20 @@ static int memory_take(struct device *d, struct err *err)
     return d->gpu->api->ipc_export(d->gpu->gpu, at, d->handle, err);
 }
 
+void device_poison(struct device *d, uint64_t at, uint64_t bytes)
+{
+    if (d->gpu)
+        device_gpu_fill(d->gpu, d->base + at, 0xff, bytes);
+    else
+        memset(d->base + at, 0xff, bytes);
+}
+
+static void poison(struct device *d, uint64_t at, uint64_t bytes)
+{
+    if (d->poison)
+        device_poison(d, at, bytes);
+}
+
 int device_create(struct device *d, const struct kv_layout *layout, const struct device_params *params,
                   struct err *err)
 {
@@ -52,8 +66,8 @@ int device_create(struct device *d, const struct kv_layout *layout, const struct
         d->free[d->free_count++] = i - 1;
     for (uint32_t l = 0; l < LIMIT_LAYERS; l++)
         d->partial[l] = DEVICE_NONE;
-    if (d->poison)
-        device_poison(d, 0, d->bytes);
+    if (d->gpu) /* all at once: a decoder that has a slab's place need not wait for the store's stream */
+        poison(d, 0, d->bytes);
     return 0;
 }
 
@@ -72,25 +86,17 @@ void device_close(struct device *d)
     d->segment.fd = -1;
 }
 
-void device_poison(struct device *d, uint64_t at, uint64_t bytes)
-{
-    if (d->gpu)
-        device_gpu_fill(d->gpu, d->base + at, 0xff, bytes);
-    else
-        memset(d->base + at, 0xff, bytes);
-}
-
-static void poison(struct device *d, uint64_t at, uint64_t bytes)
-{
-    if (d->poison)
-        device_poison(d, at, bytes);
-}
-
 int device_slab_take(struct device *d, enum device_use use, uint64_t *ret_at)
 {
     if (d->free_count == 0)
         return -ENOSPC;
     uint32_t s = d->free[--d->free_count];
+    if (s >= d->taken) { /* slabs that nobody had yet come lowest first */
+        CHECK(s == d->taken);
+        d->taken++;
+        if (!d->gpu) /* one by one: pages of all of it, touched before anybody asks, take seconds */
+            poison(d, s * d->slab_bytes, d->slab_bytes);
+    }
     d->slab[s].use = (uint8_t)use;
     d->slot_slabs += use == DEVICE_SLOTS;
     d->staging_slabs += use == DEVICE_STAGING;

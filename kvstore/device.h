@@ -40,6 +40,7 @@ struct device {
     uint16_t *next_page;      /* [slabs][pages_per_slab]: chains of free pages */
     uint32_t *free;           /* stack of free slabs */
     uint32_t free_count;
+    uint32_t taken;                 /* slabs [0, taken) were taken at least once */
     uint32_t partial[LIMIT_LAYERS]; /* slabs of the layer with free pages, the fullest is not sought */
     uint32_t layer_slabs[LIMIT_LAYERS], layer_pages[LIMIT_LAYERS]; /* held now */
     uint32_t slot_slabs, staging_slabs;

@@ -1,5 +1,5 @@
-/* The GPU that device memory lies on, as the store uses it: memory, one stream, how far that stream is, pinned
- * memory for lists, and host memory that kernels may reach.
+/* The GPU that device memory lies on, as the store uses it: memory, one stream, how far that stream is,
+ * pinned memory for lists, and host memory that kernels may reach.
  *
  * One owner: the thread that opened it, the planner's. All work of the store goes through the one stream, in
  * order; nobody else waits in it, so all of it ends by itself. Only device_gpu_wait and device_gpu_take wait,
@@ -49,8 +49,8 @@ void device_gpu_close(struct device_gpu **gpu); /* waits for the stream; memory 
 int device_gpu_alloc(struct device_gpu *gpu, uint64_t bytes, uint64_t *count, void **ret_at, struct err *err);
 void device_gpu_free(struct device_gpu *gpu, uint64_t bytes, uint64_t *count, void *at);
 
-/* Host memory that is mapped here, whole pages of it, for kernels: at the same address, or -ENOTSUP. Pages are
- * populated and pinned. */
+/* Host memory that is mapped here, whole pages of it, for kernels: at the same address, or -ENOTSUP. Pages
+ * are populated and pinned. */
 int device_gpu_register(struct device_gpu *gpu, void *at, uint64_t bytes, struct err *err);
 void device_gpu_unregister(struct device_gpu *gpu, void *at, uint64_t bytes);
 
@@ -73,8 +73,8 @@ void device_gpu_look(struct device_gpu *gpu);
 int device_gpu_wait(struct device_gpu *gpu, uint32_t ticket);
 int device_gpu_wait_all(struct device_gpu *gpu);
 
-/* Raises a flag of a registered segment once all that is queued is done. It does not look whether the flag was
- * aborted: whoever aborts flags waits for the stream first. */
+/* Raises a flag of a registered segment once all that is queued is done. It does not look whether the flag
+ * was aborted: whoever aborts flags waits for the stream first. */
 void device_gpu_raise(struct device_gpu *gpu, struct control_flag *flag, uint32_t step);
 
 /* Pinned memory, 256-byte aligned, for what is queued before the next take. Waits while all of it is in use.

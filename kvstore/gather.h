@@ -2,8 +2,9 @@
  * One owner: the planner.
  *
  * A batch is filled with jobs (gather_rows, gather_pages ...) and then run. Jobs of one batch never write
- * the same bytes. Where device memory is a memfd, a pool of threads copies, and a run returns when all rows are
- * in place. On a GPU (gather_gpu.c) a run only queues: rows are in place for what the stream does after it. */
+ * the same bytes. Where device memory is a memfd, a pool of threads copies, and a run returns when all rows
+ * are in place. On a GPU (gather_gpu.c) a run only queues: rows are in place for what the stream does after
+ * it. */
 #ifndef KVSTORE_GATHER_H
 #define KVSTORE_GATHER_H
 

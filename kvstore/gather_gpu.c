@@ -1,12 +1,12 @@
-/* Lists and launches for the GPU; see gather_gpu.h. Owner: the planner thread; lists of rows are filled by its
- * pool.
+/* Lists and launches for the GPU; see gather_gpu.h. Owner: the planner thread; lists of rows are filled by
+ * its pool.
  *
- * Everything goes into the store's one stream, so whatever is queued sees what was queued before it: rows that
- * were written back are there for a later gather, and a slot or page that is given and taken again is written in
- * the order of its owners. What kernels read of the host's - lists, places of pages - is copied into pinned
- * memory that is filled again only after the stream has passed it; slab tables lie on the device and are
- * changed by copies in the stream, so no queued kernel sees an entry change. It must never hand a kernel an
- * address that the host may change or unmap while it is queued. */
+ * Everything goes into the store's one stream, so whatever is queued sees what was queued before it: rows
+ * that were written back are there for a later gather, and a slot or page that is given and taken again is
+ * written in the order of its owners. What kernels read of the host's - lists, places of pages - is copied
+ * into pinned memory that is filled again only after the stream has passed it; slab tables lie on the
+ * device and are changed by copies in the stream, so no queued kernel sees an entry change. It must never
+ * hand a kernel an address that the host may change or unmap while it is queued. */
 #include "kvstore/gather_gpu.h"
 
 #include <errno.h>
@@ -313,8 +313,8 @@ struct segment_counts {
     uint32_t rows, entries;
 };
 
-/* What a job takes of a launch. Pages: a row for the one page it touches. Slots: a row for each row head, whose
- * places are exact. */
+/* What a job takes of a launch. Pages: a row for the one page it touches. Slots: a row for each row head,
+ * whose places are exact. */
 static struct segment_counts job_counts(const struct gather_gpu *g, const struct gather_job *job)
 {
     uint32_t heads = g->gather->blocks->layout.row_heads;

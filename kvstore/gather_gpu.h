@@ -1,5 +1,5 @@
-/* The bodies of gather.h on a GPU: jobs become lists that its kernels walk, one launch for all jobs of a kind and
- * range of layers. Nothing waits, but for room in the pinned buffers. One owner: the planner. */
+/* The bodies of gather.h on a GPU: jobs become lists that its kernels walk, one launch for all jobs of a
+ * kind and range of layers. Nothing waits, but for room in the pinned buffers. One owner: the planner. */
 #ifndef KVSTORE_GATHER_GPU_H
 #define KVSTORE_GATHER_GPU_H
 
@@ -16,8 +16,9 @@ void gather_gpu_detach(struct gather_gpu *gpu);
 /* Queues the batch. */
 void gather_gpu_run(struct gather_gpu *gpu);
 
-/* Queues a batch of GATHER_ROWS piece by piece: its lists are made once, then layers [gather->low, gather->end)
- * of them go out with each call. Nothing else may be queued that takes pinned memory in between. */
+/* Queues a batch of GATHER_ROWS piece by piece: its lists are made once, then layers [gather->low,
+ * gather->end) of them go out with each call. Nothing else may be queued that takes pinned memory in
+ * between. */
 void gather_gpu_begin(struct gather_gpu *gpu);
 void gather_gpu_layers(struct gather_gpu *gpu);
 

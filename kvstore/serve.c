@@ -1,9 +1,9 @@
 /* Sockets of the store; see serve.h. Owner of everything in here: the loop thread. It must never touch the
  * planner while its thread runs: commands and answers go through worker.h.
  *
- * The planner's thread starts with the daemon and opens the GPU; the planner is made when the first decoder says
- * HELLO, since the layout comes with it. A decoder's life
- * is that of its connection for descriptors: when that ends, the decoder is dead, whatever the bus says. */
+ * The planner's thread starts with the daemon and opens the GPU; the planner is made when the first decoder
+ * says HELLO, since the layout comes with it. A decoder's life is that of its connection for descriptors:
+ * when that ends, the decoder is dead, whatever the bus says. */
 #include "kvstore/serve.h"
 
 #include <errno.h>

@@ -159,8 +159,8 @@ static void split(struct planner *p, const struct msg *msg, struct arrival *arri
     }
 }
 
-/* The step whose late lists follow from the set that a sequence got last, if each step brings it one token; false:
- * none whose tables may be written yet. */
+/* The step whose late lists follow from the set that a sequence got last, if each step brings it one token;
+ * false: none whose tables may be written yet. */
 static bool step_ahead(const struct planner *p, const struct sequence *s, uint32_t *ret_step,
                        uint32_t *ret_position)
 {

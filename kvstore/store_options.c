@@ -13,8 +13,9 @@ enum { THREADS_DEFAULT_MAX = 16, THREADS_MAX = 256 };
 
 /* clang-format off */
 static const struct option_entry table[] = {
-    {.name = "device", .kind = OPTION_TEXT, .at = offsetof(struct store_options, device), .argument = "DEVICE",
-     .initial = "cpu", .group = DAEMON_GROUP, .text = "where the decoder computes: cpu, cuda, cuda:N or a GPU's UUID"},
+    {.name = "device", .kind = OPTION_TEXT, .at = offsetof(struct store_options, device),
+     .argument = "DEVICE", .initial = "cpu", .group = DAEMON_GROUP,
+     .text = "where the decoder computes: cpu, cuda, cuda:N or a GPU's UUID"},
     {.name = "device-memory", .kind = OPTION_SIZE, AT(device_bytes), .argument = "SIZE", .initial = "256M",
      .text = "KV memory of the device"},
     {.name = "host-memory", .kind = OPTION_SIZE, AT(host_bytes), .argument = "SIZE",

@@ -39,9 +39,10 @@ void tables_slabs(struct tables *tables, uint32_t step, struct sequence *sequenc
 void tables_lists(struct tables *tables, uint32_t step, uint32_t phase, struct sequence *sequence,
                   uint32_t position);
 
-/* The part of the late lists for `position` that is known before the step: sinks, selection, and what of the window
- * is pinned already, from the set that will be in use then - the next one if there is one, staged. tables_lists
- * adds the rest if everything is as it was. Calls for different sequences may run at once. */
+/* The part of the late lists for `position` that is known before the step: sinks, selection, and what of
+ * the window is pinned already, from the set that will be in use then - the next one if there is one,
+ * staged. tables_lists adds the rest if everything is as it was. Calls for different sequences may run at
+ * once. */
 void tables_draft(struct tables *tables, uint32_t step, struct sequence *sequence, uint32_t position);
 
 void tables_entry(struct tables *tables, uint32_t step, uint32_t phase, uint32_t index, int32_t status,

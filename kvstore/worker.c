@@ -1,6 +1,6 @@
 /* The planner's thread; see worker.h. It sleeps on its mailbox and on the store's doorbell, or, while a
- * dense step's staging waits for the decoder, on RUN_CONSUMED in slices; for a millisecond at most while the GPU
- * has work of ours. It must never touch a socket. */
+ * dense step's staging waits for the decoder, on RUN_CONSUMED in slices; for a millisecond at most while
+ * the GPU has work of ours. It must never touch a socket. */
 #include "kvstore/worker.h"
 
 #include <errno.h>

@@ -1,8 +1,8 @@
 /* The planner's thread and the two mailboxes between it and the loop thread.
  *
- * The thread opens the GPU, if there is one, and makes the planner, for a GPU's context belongs to the thread that
- * uses it. The loop thread puts commands and takes answers; of the planner it reads only what never changes in
- * its life, and the snapshot that worker_stats copies. */
+ * The thread opens the GPU, if there is one, and makes the planner, for a GPU's context belongs to the
+ * thread that uses it. The loop thread puts commands and takes answers; of the planner it reads only what
+ * never changes in its life, and the snapshot that worker_stats copies. */
 #ifndef KVSTORE_WORKER_H
 #define KVSTORE_WORKER_H
 
@@ -84,8 +84,8 @@ void worker_stop(struct worker **worker);
 /* "cpu", or the UUID of the GPU. */
 const char *worker_device(const struct worker *worker);
 
-/* Makes a planner, or gets rid of it, and returns when that is done. `arena_fd`: as planner_create_adopting, or
- * -1: a new arena. */
+/* Makes a planner, or gets rid of it, and returns when that is done. `arena_fd`: as
+ * planner_create_adopting, or -1: a new arena. */
 int worker_make(struct worker *worker, const struct kv_layout *layout, int arena_fd, struct err *err);
 void worker_unmake(struct worker *worker);
 

@@ -435,7 +435,8 @@ static void measure_bandwidth(struct bench *b)
     b->bandwidth = rate > b->bandwidth ? rate : b->bandwidth;
 }
 
-/* A GPU's once: it is not shared with others' work as cores are, and a process that forks must have no threads. */
+/* A GPU's once: it is not shared with others' work as cores are, and a process that forks must have no
+ * threads. */
 static int measure_device(struct bench *b, struct err *err)
 {
     if (!gpu_named(b->options.run.device)) {

@@ -14,9 +14,9 @@ struct bench_gpu {
     double link_rate; /* bytes in a second from pinned host memory */
 };
 
-/* Opens the device, copies, closes it, in a process of its own (gpu_ask.h): call while no request runs. Needs 1 GiB
- * of device memory and 256 MiB of pinned memory for a moment; takes less where that is not free. Errors as those of
- * gpu_load and open too. */
+/* Opens the device, copies, closes it, in a process of its own (gpu_ask.h): call while no request runs.
+ * Needs 1 GiB of device memory and 256 MiB of pinned memory for a moment; takes less where that is not
+ * free. Errors as those of gpu_load and open too. */
 int bench_gpu_measure(const char *device, struct bench_gpu *ret, struct err *err);
 
 /* Bytes of weights that a decode step reads on a GPU: all matrices and the output as bf16, of the embedding

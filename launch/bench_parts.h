@@ -1,5 +1,6 @@
-/* What the daemons tell of themselves at the beginning and the end of what a benchmark times: the parts of a step,
- * how long steps waited, what was loaded, and the memory of GPUs. Sums over a row's repeats. Loop's thread. */
+/* What the daemons tell of themselves at the beginning and the end of what a benchmark times: the parts of
+ * a step, how long steps waited, what was loaded, and the memory of GPUs. Sums over a row's repeats. Loop's
+ * thread. */
 #ifndef LAUNCH_BENCH_PARTS_H
 #define LAUNCH_BENCH_PARTS_H
 

@@ -47,7 +47,8 @@ void bench_row_free(struct bench_row *row); /* accepts a zeroed one */
 /* Middle one of `count` sorted values, or the mean of the two in the middle; NAN when there are none. */
 double bench_median(const double *sorted, uint32_t count);
 
-/* Milliseconds of a step, and what they would be if it only read what it must at `bandwidth`; NAN for a prefill. */
+/* Milliseconds of a step, and what they would be if it only read what it must at `bandwidth`; NAN for a
+ * prefill. */
 double bench_row_step_ms(const struct bench_report *report, const struct bench_row *row);
 double bench_row_floor_ms(const struct bench_report *report, const struct bench_row *row);
 /* Their ratio, at most about 1; NAN for a prefill. */

@@ -23,7 +23,9 @@ static struct memory_gpu_head head_of(const struct model *model, const struct he
                                   .kv_heads = h->kv_heads,
                                   .head_dim = h->head_dim,
                                   .groups = h->groups,
-                                  .rope_dims = h->rope.dims};
+                                  .rope_dims = h->rope.dims,
+                                  .views = h->views,
+                                  .taps = h->taps};
     for (uint32_t g = 0; g < h->groups; g++)
         ret.head_norms += !!head_groups(head)[g].q_norm.data + !!head_groups(head)[g].k_norm.data;
     return ret;

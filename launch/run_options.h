@@ -43,7 +43,8 @@ struct run_options {
     int64_t seed; /* -1: a random one */
 };
 
-/* Devices: their names, the retriever's default, what goes together. For every program that has these options. */
+/* Devices: their names, the retriever's default, what goes together. For every program that has these
+ * options. */
 int run_options_check_devices(struct run_options *options, struct err *err);
 
 /* 0; 1 when help was asked for; -EINVAL with one line that names the option. Strings lead into argv. */

@@ -3,7 +3,8 @@
  *
  * As text, in a head file's metadata under "calibration": pairs own:measured with commas between, decimal
  * numbers from 0 to 1, e.g. "0:0,0.5:0.31,0.97:0.88,1:1". 2 to 32 pairs; `own` ascends and differs from pair
- * to pair, `measured` never falls; the first `own` is 0, the last pair is 1:1 (all attended is all caught). */
+ * to pair, `measured` never falls; the first `own` is 0, the last pair is 1:1 (all attended is all
+ * caught). */
 #ifndef MODEL_CALIBRATION_H
 #define MODEL_CALIBRATION_H
 

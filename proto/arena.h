@@ -7,8 +7,8 @@
  *   blocks_at    struct arena_block [blocks_max]
  *   rows_at      block b: kv rows [row head][token][layer][piece], then key rows [token][key_row_bytes]
  *
- * The file grows at its end, by chunks (blocks_present tells whole blocks). One writer of every field: the store's planner
- * thread. Counts are published by release stores, after what they count. */
+ * The file grows at its end, by chunks (blocks_present tells whole blocks). One writer of every field: the
+ * store's planner thread. Counts are published by release stores, after what they count. */
 #ifndef PROTO_ARENA_H
 #define PROTO_ARENA_H
 

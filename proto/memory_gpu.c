@@ -29,9 +29,11 @@ void memory_gpu_retriever(const struct memory_gpu_head *h, uint32_t context, uin
     uint64_t lists = (uint64_t)LIMIT_SEQUENCES * h->kv_heads, kv_row = (uint64_t)h->kv_heads * h->head_dim;
     /* Scores, and two numbers for every part of them. */
     uint64_t scores = h->q_heads * (stride + stride / SCORES_PART * 2) * 4, pooled = h->kv_heads * stride * 4;
+    uint64_t views = larger(h->views, 1), taps = larger(h->taps, 1), inputs = views * hidden;
     uint64_t fit = work / (scores + 2 * pooled);
     *ret = (struct memory_gpu_retriever){.row_bytes = context * kv_row * KEY_BYTES};
-    ret->weights = 2 * h->vocab * hidden + h->groups * (2 * heads * h->head_dim * hidden + 4 * hidden) +
+    ret->weights = h->vocab * (2 * hidden + 4) +
+                   h->groups * (2 * heads * h->head_dim * inputs + 4 * hidden + 4 * views * taps) +
                    2 * (uint64_t)h->rope_dims + 4 * (uint64_t)h->head_norms * h->head_dim;
     ret->group_bytes = sequences * ret->row_bytes;
     ret->keys = h->groups * ret->group_bytes + 8 * (uint64_t)sequences;
@@ -39,11 +41,12 @@ void memory_gpu_retriever(const struct memory_gpu_head *h, uint32_t context, uin
     ret->scores = ret->slice * scores;
     ret->pooled = ret->slice * pooled;
     ret->index = larger(pooled, work / INDEX_SHARE);
-    uint64_t of_a_token = 4 * hidden + 2 * hidden + 4 * kv_row + 4 * (uint64_t)h->rope_dims;
+    uint64_t of_a_token = 2 * inputs + 4 * kv_row + 4 * (uint64_t)h->rope_dims;
+    uint64_t numbers = 4 * LIMIT_STEP_TOKENS + (MEMORY_GPU_TAPS - 1) * LIMIT_SEQUENCES +
+                       (MEMORY_GPU_TAPS + 6) * LIMIT_SEQUENCES;
     ret->workspace = ret->scores + 2 * ret->pooled + ret->index + MEMORY_GPU_CHUNK * of_a_token +
                      4 * (uint64_t)h->groups * LIMIT_SEQUENCES * h->q_heads * h->head_dim +
-                     4 * lists * (1 + (uint64_t)MASSES * h->groups) + 3 * 4 * LIMIT_STEP_TOKENS +
-                     6 * 4 * LIMIT_SEQUENCES;
+                     4 * lists * (1 + (uint64_t)MASSES * h->groups) + 4 * numbers;
 }
 
 uint64_t memory_gpu_tables(const struct kv_layout *layout, const struct memory_gpu_load *load)

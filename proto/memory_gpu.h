@@ -1,5 +1,5 @@
-/* What the daemons take on a GPU besides the KV cache, as arithmetic: launch plans by it, the retriever sizes its
- * own buffers by it. Bytes; what CUDA and its libraries take is an allowance for each process. */
+/* What the daemons take on a GPU besides the KV cache, as arithmetic: launch plans by it, the retriever
+ * sizes its own buffers by it. Bytes; what CUDA and its libraries take is an allowance for each process. */
 #ifndef PROTO_MEMORY_GPU_H
 #define PROTO_MEMORY_GPU_H
 
@@ -13,6 +13,7 @@
 #define MEMORY_GPU_ROUNDING (UINT64_C(16) << 20) /* of a process: allocations end on large pages */
 #define MEMORY_GPU_WORK     (UINT64_C(256) << 20) /* scores and weights that the retriever makes at a time */
 #define MEMORY_GPU_CHUNK    256u  /* tokens that go through the retriever's products together */
+#define MEMORY_GPU_TAPS     64u   /* most tokens of such a sum */
 #define MEMORY_GPU_PROMPT   2048u /* prompt tokens of one step of the decoder, unless it is told otherwise */
 
 struct memory_gpu_model {
@@ -22,7 +23,8 @@ struct memory_gpu_model {
 
 struct memory_gpu_head {
     uint32_t vocab, hidden, q_heads, kv_heads, head_dim, groups, rope_dims;
-    uint32_t head_norms; /* of queries and of keys, all groups */
+    uint32_t head_norms;  /* of queries and of keys, all groups */
+    uint32_t views, taps; /* sums of embeddings that a product reads, and tokens of each; 0: as 1 */
 };
 
 struct memory_gpu_load {
@@ -33,7 +35,7 @@ struct memory_gpu_load {
 
 /* The retriever's buffers. */
 struct memory_gpu_retriever {
-    uint64_t weights;               /* embedding, projections, norms */
+    uint64_t weights;               /* embedding, projections, norms, taps */
     uint64_t row_bytes;             /* keys of one sequence and group */
     uint64_t group_bytes;           /* of all sequences */
     uint64_t keys;                  /* of all groups */

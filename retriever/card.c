@@ -1,11 +1,12 @@
 /* The head on a GPU: memory, weights, and from token ids to keys and queries; see card.h.
  *
- * Owner: the selector's thread. Everything goes through one stream, in order; pinned buffers are written again
- * only after card_rank or card_project has waited for it. */
+ * Owner: the selector's thread. Everything goes through one stream, in order; pinned buffers are written
+ * again only after card_rank or card_project has waited for it. */
 #include "retriever/card.h"
 
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -14,10 +15,14 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "retriever/card_private.h"
+#include "retriever/mix.h"
 
 enum { KEY_BYTES = sizeof(uint16_t), UPLOAD_ROWS = 512 };
 
 _Static_assert(CUDA_KEYS_CHUNK == 512, "memory_gpu_retriever counts parts of this size");
+_Static_assert(MEMORY_GPU_TAPS == HEAD_TAPS_MAX, "memory_gpu_retriever counts lists of this reach");
+_Static_assert(CUDA_MIX_VIEWS_MAX >= HEAD_VIEWS_MAX && CUDA_MIX_TAPS_MAX >= HEAD_TAPS_MAX,
+               "the kernel serves every head");
 
 void card_must(struct card *c, int rc, const char *what)
 {
@@ -42,11 +47,6 @@ static int check_options(const struct card_options *o, struct err *err)
                        " query heads a KV head, expected "
                        "a multiple of 8 and at most %d",
                        head_path(o->head), h->hidden, h->q_heads / h->kv_heads, CUDA_GROUP_MAX);
-    if (h->features == HEAD_FEATURES_CONTEXT)
-        return err_set(
-            err, -ENOTSUP,
-            "%s: features on a GPU: found \"context\", expected \"none\"; use --retriever-device cpu",
-            head_path(o->head));
     if (o->context > CUDA_TOPK_MAX)
         return err_set(err, -ENOTSUP, "context on a GPU: found %" PRIu32 ", expected at most %d", o->context,
                        CUDA_TOPK_MAX);
@@ -105,20 +105,21 @@ static int take_memory(struct card *c, const struct head_group *groups, struct e
     uint64_t lists = (uint64_t)LIMIT_SEQUENCES * h->kv_heads;
     int rc = check_room(c, err);
     c->table = take(c, 2 * (uint64_t)h->vocab * h->hidden, &b->weights, &rc, err);
+    c->row_scale = take(c, 4 * (uint64_t)h->vocab, &b->weights, &rc, err);
     for (uint32_t g = 0; g < h->groups; g++) {
         c->group[g].norm = take(c, 4 * h->hidden, &b->weights, &rc, err);
         if (groups[g].q_norm.data)
             c->group[g].q_norm = take(c, 4 * h->head_dim, &b->weights, &rc, err);
         if (groups[g].k_norm.data)
             c->group[g].k_norm = take(c, 4 * h->head_dim, &b->weights, &rc, err);
-        c->group[g].q = take(c, 2 * q_row * h->hidden, &b->weights, &rc, err);
-        c->group[g].k = take(c, 2 * k_row * h->hidden, &b->weights, &rc, err);
+        c->group[g].q = take(c, 2 * q_row * c->inputs, &b->weights, &rc, err);
+        c->group[g].k = take(c, 2 * k_row * c->inputs, &b->weights, &rc, err);
+        c->group[g].taps = take(c, 4 * (uint64_t)c->views * c->taps, &b->weights, &rc, err);
     }
     c->inv_freq = take(c, 2 * h->rope.dims, &b->weights, &rc, err);
     c->keys = take(c, h->groups * c->sizes.group_bytes, &b->keys, &rc, err);
     c->key_at = take(c, 8 * c->sequences, &b->keys, &rc, err);
-    c->x = take(c, 4 * (uint64_t)CARD_TILE * h->hidden, &b->workspace, &rc, err);
-    c->normed = take(c, 2 * (uint64_t)CARD_TILE * h->hidden, &b->workspace, &rc, err);
+    c->mixed = take(c, 2 * (uint64_t)CARD_TILE * c->inputs, &b->workspace, &rc, err);
     c->k = take(c, 4 * CARD_TILE * k_row, &b->workspace, &rc, err);
     c->angles = take(c, 4 * CARD_TILE * h->rope.dims, &b->workspace, &rc, err);
     c->q = take(c, 4 * h->groups * LIMIT_SEQUENCES * q_row, &b->workspace, &rc, err);
@@ -142,8 +143,24 @@ static int take_memory(struct card *c, const struct head_group *groups, struct e
 
 /* ---- weights ------------------------------------------------------------------------------------------- */
 
-/* A matrix of any type to bf16 on the card, some hundred rows at a time. */
-static int upload_matrix(struct card *c, struct compute *compute, void *to, const struct model_tensor *t)
+/* What an RMS norm multiplies a row by that is rounded already. The sum has parts, for vector units. */
+static float scale_of(const uint16_t *row, uint32_t cols, float eps)
+{
+    enum { PARTS = 8 };
+    double part[PARTS] = {0}, sum = 0;
+    for (uint32_t i = 0; i < cols; i += PARTS)
+        for (uint32_t j = 0; j < PARTS; j++) { /* cols is a multiple: check_options */
+            double x = (double)dtype_bf16_to_f32(row[i + j]);
+            part[j] += x * x;
+        }
+    for (uint32_t j = 0; j < PARTS; j++)
+        sum += part[j];
+    return (float)(1 / sqrt(sum / cols + (double)eps));
+}
+
+/* A matrix of any type to bf16 on the card, some hundred rows at a time. ret_scale [rows], or NULL. */
+static int upload_matrix(struct card *c, struct compute *compute, void *to, const struct model_tensor *t,
+                         float *ret_scale)
 {
     struct matrix m = {t->type, t->rows, t->cols, t->data};
     float *wide = mem_alloc_aligned((size_t)UPLOAD_ROWS * m.cols, sizeof *wide);
@@ -157,6 +174,8 @@ static int upload_matrix(struct card *c, struct compute *compute, void *to, cons
         compute_embed(compute, wide, &m, ids, (int)n);
         for (size_t i = 0; i < (size_t)n * m.cols; i++)
             narrow[i] = dtype_f32_to_bf16(wide[i]);
+        for (uint32_t i = 0; i < n && ret_scale; i++)
+            ret_scale[first + i] = scale_of(narrow + (size_t)i * m.cols, m.cols, c->config->rms_eps);
         rc = c->api->copy((uint16_t *)to + (size_t)first * m.cols, narrow, (size_t)n * m.cols * 2, c->stream);
         if (rc == 0)
             rc = c->api->stream_sync(c->stream); /* the buffer is written again */
@@ -166,29 +185,51 @@ static int upload_matrix(struct card *c, struct compute *compute, void *to, cons
     return rc;
 }
 
+/* The embedding, and the norms of its rows. */
+static int upload_table(struct card *c, const struct card_options *o)
+{
+    float *scale = mem_alloc(c->config->vocab, sizeof *scale);
+    int rc = upload_matrix(c, o->compute, c->table,
+                           c->config->embedding == HEAD_EMBEDDING_OWN ? &head_shared(o->head)->embedding
+                                                                      : model_token_embedding(o->model),
+                           scale);
+    if (rc == 0)
+        rc = c->api->copy(c->row_scale, scale, 4 * (size_t)c->config->vocab, c->stream);
+    int synced = c->api->stream_sync(c->stream);
+    mem_free(&scale);
+    return rc < 0 ? rc : synced;
+}
+
+static int upload_group(struct card *c, struct compute *compute, const struct head_group *from,
+                        const struct card_group *to)
+{
+    static const float one = 1; /* the token alone */
+    const struct head_config *h = c->config;
+    const struct {
+        void *to;
+        const void *from;
+        size_t count;
+    } vectors[] = {{to->norm, from->norm.data, h->hidden},
+                   {to->q_norm, from->q_norm.data, h->head_dim},
+                   {to->k_norm, from->k_norm.data, h->head_dim},
+                   {to->taps, from->taps.data ? from->taps.data : &one, (size_t)c->views * c->taps}};
+    int rc = upload_matrix(c, compute, to->q, &from->q, NULL);
+    if (rc == 0)
+        rc = upload_matrix(c, compute, to->k, &from->k, NULL);
+    for (size_t i = 0; i < sizeof vectors / sizeof *vectors && rc == 0; i++)
+        if (vectors[i].from)
+            rc = c->api->copy(vectors[i].to, vectors[i].from, 4 * vectors[i].count, c->stream);
+    return rc;
+}
+
 static int upload(struct card *c, const struct card_options *o, struct err *err)
 {
-    const struct head_group *groups = head_groups(o->head);
     uint64_t *at = mem_alloc(c->sequences, sizeof *at);
     for (uint32_t i = 0; i < c->sequences; i++)
         at[i] = i * c->sizes.row_bytes;
-    int rc = upload_matrix(c, o->compute, c->table,
-                           c->config->embedding == HEAD_EMBEDDING_OWN ? &head_shared(o->head)->embedding
-                                                                      : model_token_embedding(o->model));
-    for (uint32_t g = 0; g < c->config->groups && rc == 0; g++) {
-        rc = upload_matrix(c, o->compute, c->group[g].q, &groups[g].q);
-        if (rc == 0)
-            rc = upload_matrix(c, o->compute, c->group[g].k, &groups[g].k);
-        if (rc == 0 && groups[g].q_norm.data)
-            rc = c->api->copy(c->group[g].q_norm, groups[g].q_norm.data, 4 * (size_t)c->config->head_dim,
-                              c->stream);
-        if (rc == 0 && groups[g].k_norm.data)
-            rc = c->api->copy(c->group[g].k_norm, groups[g].k_norm.data, 4 * (size_t)c->config->head_dim,
-                              c->stream);
-        if (rc == 0)
-            rc =
-                c->api->copy(c->group[g].norm, groups[g].norm.data, 4 * (size_t)c->config->hidden, c->stream);
-    }
+    int rc = upload_table(c, o);
+    for (uint32_t g = 0; g < c->config->groups && rc == 0; g++)
+        rc = upload_group(c, o->compute, &head_groups(o->head)[g], &c->group[g]);
     if (rc == 0)
         rc = c->api->copy(c->inv_freq, c->rotation.inv_freq, 2 * (size_t)c->rotation.rope.dims, c->stream);
     if (rc == 0)
@@ -199,6 +240,24 @@ static int upload(struct card *c, const struct card_options *o, struct err *err)
     return rc < 0
                ? err_set(err, rc, "GPU %s: upload of the head: %s", c->api->info(c->gpu)->uuid, strerror(-rc))
                : 0;
+}
+
+/* For the arithmetic of memory_gpu.h. */
+static struct memory_gpu_head sizes_of(const struct card *c, const struct head_group *groups)
+{
+    const struct head_config *h = c->config;
+    struct memory_gpu_head ret = {.vocab = h->vocab,
+                                  .hidden = h->hidden,
+                                  .q_heads = h->q_heads,
+                                  .kv_heads = h->kv_heads,
+                                  .head_dim = h->head_dim,
+                                  .groups = h->groups,
+                                  .rope_dims = h->rope.dims,
+                                  .views = c->views,
+                                  .taps = c->taps};
+    for (uint32_t g = 0; g < h->groups; g++)
+        ret.head_norms += !!groups[g].q_norm.data + !!groups[g].k_norm.data;
+    return ret;
 }
 
 int card_create(const struct card_options *o, struct card **ret_card, struct err *err)
@@ -213,16 +272,11 @@ int card_create(const struct card_options *o, struct card **ret_card, struct err
                        .context = o->context,
                        .sequences = o->sequences,
                        .mean = o->pool == HEAD_POOL_MEAN};
-    c->vocab = c->config->vocab;
-    struct memory_gpu_head head = {.vocab = c->config->vocab,
-                                   .hidden = c->config->hidden,
-                                   .q_heads = c->config->q_heads,
-                                   .kv_heads = c->config->kv_heads,
-                                   .head_dim = c->config->head_dim,
-                                   .groups = c->config->groups,
-                                   .rope_dims = c->config->rope.dims};
-    for (uint32_t g = 0; g < head.groups; g++)
-        head.head_norms += !!head_groups(o->head)[g].q_norm.data + !!head_groups(o->head)[g].k_norm.data;
+    bool context = c->config->features == HEAD_FEATURES_CONTEXT;
+    c->views = context ? c->config->views : 1;
+    c->taps = context ? c->config->taps : 1;
+    c->inputs = c->views * c->config->hidden;
+    struct memory_gpu_head head = sizes_of(c, head_groups(o->head));
     memory_gpu_retriever(&head, o->context, o->sequences, o->work_bytes ? o->work_bytes : MEMORY_GPU_WORK,
                          &c->sizes);
     c->scratch.topk = mem_alloc(o->context, sizeof *c->scratch.topk);
@@ -300,12 +354,11 @@ static uint32_t padded(uint32_t n)
     return p;
 }
 
-/* out [n][rows] f32 = w times the normed tokens. */
+/* out [n][rows] f32 = w times what mix() made. */
 static void multiply(struct card *c, float *out, const void *w, uint32_t rows, uint32_t n)
 {
-    struct cuda_matmul_shape shape = {
-        .rows = rows, .cols = c->config->hidden, .n = padded(n), .out_type = DTYPE_F32};
-    struct cuda_matmul m = {.out = out, .w = w, .x = c->normed};
+    struct cuda_matmul_shape shape = {.rows = rows, .cols = c->inputs, .n = padded(n), .out_type = DTYPE_F32};
+    struct cuda_matmul m = {.out = out, .w = w, .x = c->mixed};
     card_must(c, c->api->matmul(c->gpu, &shape, &m, c->stream), "projection");
 }
 
@@ -338,37 +391,41 @@ static void norm_heads(struct card *c, float *x, const void *weight, uint32_t he
         card_must(c, c->api->headnorm(&norm, c->stream), "norm of heads");
 }
 
-/* Embeddings of n tokens to x, and the angles of their positions. */
-static void embed(struct card *c, const uint32_t *ids, const uint32_t *positions, uint32_t n)
+/* Tokens whose numbers lie on the card. */
+struct batch {
+    const uint32_t *ids, *at, *positions;
+    uint32_t id_count, n;
+};
+
+static void make_angles(struct card *c, const struct batch *b)
 {
-    struct cuda_embed e = {.out = c->x,
-                           .out_type = DTYPE_F32,
-                           .table = c->table,
-                           .rows = c->vocab,
-                           .cols = c->config->hidden,
-                           .ids = ids,
-                           .n = n};
     struct cuda_rope_angles a = {.table = c->angles,
-                                 .positions = positions,
+                                 .positions = b->positions,
                                  .inv_freq = c->inv_freq,
-                                 .n = n,
+                                 .n = b->n,
                                  .dims = c->rotation.rope.dims,
                                  .scale = c->rotation.scale};
-    card_must(c, c->api->embed(&e, c->stream), "embedding");
     card_must(c, c->api->rope_angles(&a, c->stream), "angles");
 }
 
-static void normalise(struct card *c, uint32_t group, uint32_t n)
+/* What the group's products read: with one view of one tap the normed embedding. */
+static void mix(struct card *c, uint32_t group, const struct batch *b)
 {
-    struct cuda_rmsnorm norm = {.out = c->normed,
-                                .out_type = DTYPE_BF16,
-                                .x = c->x,
-                                .weight = c->group[group].norm,
-                                .weight_type = DTYPE_F32,
-                                .n = n,
-                                .dim = c->config->hidden,
-                                .eps = c->config->rms_eps};
-    card_must(c, c->api->rmsnorm(&norm, c->stream), "norm");
+    struct cuda_mix m = {.out = c->mixed,
+                         .table = c->table,
+                         .row_scale = c->row_scale,
+                         .taps = c->group[group].taps,
+                         .weight = c->group[group].norm,
+                         .ids = b->ids,
+                         .at = b->at,
+                         .positions = b->positions,
+                         .id_count = b->id_count,
+                         .rows = c->config->vocab,
+                         .dim = c->config->hidden,
+                         .views = c->views,
+                         .tap_count = c->taps,
+                         .n = b->n};
+    card_must(c, c->api->mix(&m, c->stream), "embedding");
 }
 
 struct cuda_key_view card_keys(const struct card *c, uint32_t group)
@@ -386,18 +443,23 @@ struct cuda_key_view card_keys(const struct card *c, uint32_t group)
 static void append_tile(struct card *c, uint32_t first, uint32_t n)
 {
     const struct head_config *h = c->config;
-    embed(c, c->tokens->id + first, c->tokens->position + first, n);
+    const struct batch b = {.ids = c->tokens->id,
+                            .at = c->tokens->at + first,
+                            .positions = c->tokens->position + first,
+                            .id_count = sizeof c->tokens->id / sizeof *c->tokens->id,
+                            .n = n};
+    make_angles(c, &b);
     for (uint32_t g = 0; g < h->groups; g++) {
         struct cuda_keys_append a = {.keys = card_keys(c, g),
                                      .k = c->k,
                                      .stride = (uint64_t)h->kv_heads * h->head_dim,
                                      .rows = c->tokens->place + first,
-                                     .positions = c->tokens->position + first,
+                                     .positions = b.positions,
                                      .row_count = c->sequences,
                                      .n = n,
                                      .kv_heads = h->kv_heads,
                                      .head_dim = h->head_dim};
-        normalise(c, g, n);
+        mix(c, g, &b);
         multiply(c, c->k, c->group[g].k, h->kv_heads * h->head_dim, n);
         norm_heads(c, c->k, c->group[g].k_norm, h->kv_heads, n);
         rotate(c, c->k, h->kv_heads, n);
@@ -409,22 +471,22 @@ static void make_queries(struct card *c)
 {
     const struct head_config *h = c->config;
     uint32_t n = c->query_count;
+    const struct batch b = {.ids = c->queries->id,
+                            .at = c->queries->at,
+                            .positions = c->queries->position,
+                            .id_count = sizeof c->queries->id / sizeof *c->queries->id,
+                            .n = n};
     if (!n)
         return;
-    embed(c, c->queries->id, c->queries->position, n);
+    card_must(c, c->api->copy(c->queries, c->host_queries, sizeof *c->queries, c->stream), "copy");
+    make_angles(c, &b);
     for (uint32_t g = 0; g < h->groups; g++) {
         float *q = c->q + (uint64_t)g * LIMIT_SEQUENCES * h->q_heads * h->head_dim;
-        normalise(c, g, n);
+        mix(c, g, &b);
         multiply(c, q, c->group[g].q, h->q_heads * h->head_dim, n);
         norm_heads(c, q, c->group[g].q_norm, h->q_heads, n);
         rotate(c, q, h->q_heads, n);
     }
-}
-
-static void send_queries(struct card *c)
-{
-    if (c->query_count)
-        card_must(c, c->api->copy(c->queries, c->host_queries, sizeof *c->queries, c->stream), "copy");
 }
 
 /* Tokens [0, n) that wait in the pinned buffer: to the card, and their keys made. The wait makes the buffer
@@ -440,36 +502,59 @@ static void append_waiting(struct card *c, uint32_t n, bool wait)
         card_must(c, c->api->stream_sync(c->stream), "keys");
 }
 
-void card_project(struct card *c, const struct projection_part *parts, uint32_t part_count)
+/* Puts a part's token i into a list of ids, of `used` so far; where a stretch of them begins, what its taps reach
+ * before it. Returns where it stands. */
+static uint32_t put_id(const struct card *c, uint32_t *ids, uint32_t used, const struct projection_part *part,
+                       uint32_t i, bool begins)
+{
+    struct mix_token t = {&part->tokens[i], i, part->keys};
+    uint32_t position = part->keys->count + i, lag = c->taps - 1 < position ? c->taps - 1 : position;
+    for (; begins && lag > 0; lag--)
+        ids[used++] = mix_earlier(&t, lag);
+    ids[used] = part->tokens[i];
+    return used;
+}
+
+/* Puts the part's tokens behind those that wait; returns how many wait then. */
+static uint32_t put_tokens(struct card *c, const struct projection_part *part, uint32_t n)
 {
     struct card_tokens *t = c->host_tokens;
+    for (uint32_t i = 0; i < part->count; i++) {
+        t->at[n] = put_id(c, t->id, n ? t->at[n - 1] + 1 : 0, part, i, i == 0 || n == 0);
+        t->position[n] = part->keys->count + i;
+        t->place[n] = part->place;
+        if (++n < LIMIT_STEP_TOKENS)
+            continue;
+        append_waiting(c, n, true);
+        n = 0;
+    }
+    return n;
+}
+
+static void put_query(struct card *c, const struct projection_part *part)
+{
     struct card_queries *q = c->host_queries;
+    uint32_t n = c->query_count++, last = part->count - 1;
+    CHECK(n < LIMIT_SEQUENCES);
+    q->at[n] = put_id(c, q->id, n ? q->at[n - 1] + 1 : 0, part, last, true);
+    q->position[n] = part->keys->count + last;
+    q->place[n] = part->place;
+    q->count[n] = part->keys->count + part->count;
+}
+
+void card_project(struct card *c, const struct projection_part *parts, uint32_t part_count)
+{
     uint32_t n = 0;
+    CHECK(part_count <= LIMIT_SEQUENCES);               /* stretches of ids that fit */
     card_must(c, c->api->check(c->gpu, NULL), "state"); /* makes the device this thread's, too */
     c->query_count = 0;
     for (uint32_t p = 0; p < part_count; p++) {
-        const struct projection_part *part = &parts[p];
-        uint32_t position = part->keys->count;
-        for (uint32_t i = 0; i < part->count; i++) {
-            t->id[n] = part->tokens[i];
-            t->position[n] = position + i;
-            t->place[n] = part->place;
-            if (++n < LIMIT_STEP_TOKENS)
-                continue;
-            append_waiting(c, n, true);
-            n = 0;
-        }
-        part->keys->count += part->count;
-        if (!part->query)
-            continue;
-        CHECK(c->query_count < LIMIT_SEQUENCES);
-        q->id[c->query_count] = part->tokens[part->count - 1];
-        q->position[c->query_count] = part->keys->count - 1;
-        q->place[c->query_count] = part->place;
-        q->count[c->query_count++] = part->keys->count;
+        n = put_tokens(c, &parts[p], n);
+        if (parts[p].query)
+            put_query(c, &parts[p]);
+        keys_advance(parts[p].keys, parts[p].tokens, parts[p].count);
     }
     /* With queries card_rank waits. */
     append_waiting(c, n, !c->query_count);
-    send_queries(c);
     make_queries(c);
 }

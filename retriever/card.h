@@ -1,8 +1,8 @@
 /* The retriever's projection and ranking on a GPU: what projection.h and rank.h do on the CPU, behind
  * compute/gpu.h. Keys, queries, weights and Top-K stay on the card; lists and masses come back.
  *
- * Activations and weights are bf16 where products take them, keys f16 as on the CPU. Memory is taken at start,
- * once: keys of `sequences` times `context` positions, and slices of work of a bounded size.
+ * Activations and weights are bf16 where products take them, keys f16 as on the CPU. Memory is taken at
+ * start, once: keys of `sequences` times `context` positions, and slices of work of a bounded size.
  *
  * One thread at a time uses a card. An error of the GPU ends the process (exit status 1, one line), since a
  * context that failed cannot be used again. */
@@ -31,8 +31,8 @@ struct card_options {
     struct compute *compute; /* widens the model's tensors at load */
 };
 
-/* -ENOTSUP: a head, or a context, that the kernels do not serve; -ENOMEM with what was wanted for what and what
- * the card has; errors as gpu_load, gpu_api.open and projection_rotation. */
+/* -ENOTSUP: a head, or a context, that the kernels do not serve; -ENOMEM with what was wanted for what and
+ * what the card has; errors as gpu_load, gpu_api.open and projection_rotation. */
 int card_create(const struct card_options *options, struct card **ret_card, struct err *err);
 void card_free(struct card **card);
 

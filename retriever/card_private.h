@@ -14,9 +14,11 @@ enum {
     CARD_MASSES = 4               /* of a list: selected, sinks, tail, all */
 };
 
-/* Numbers of the queries of a step, one entry each, written by the host and copied as a whole. */
+/* Numbers of the queries of a step, one entry each, written by the host and copied as a whole. `id` has each
+ * stretch of tokens behind those of its sequence that the head's taps reach; `at` says where in it. */
 struct card_queries {
-    uint32_t id[LIMIT_SEQUENCES], position[LIMIT_SEQUENCES];
+    uint32_t id[LIMIT_SEQUENCES * HEAD_TAPS_MAX];
+    uint32_t at[LIMIT_SEQUENCES], position[LIMIT_SEQUENCES];
     uint32_t place[LIMIT_SEQUENCES];
     uint32_t count[LIMIT_SEQUENCES]; /* keys, the query's own included */
 };
@@ -28,7 +30,8 @@ struct card_ranges {
 
 /* The same for the tokens of a step. */
 struct card_tokens {
-    uint32_t id[LIMIT_STEP_TOKENS], position[LIMIT_STEP_TOKENS], place[LIMIT_STEP_TOKENS];
+    uint32_t id[LIMIT_STEP_TOKENS + LIMIT_SEQUENCES * (HEAD_TAPS_MAX - 1)];
+    uint32_t at[LIMIT_STEP_TOKENS], position[LIMIT_STEP_TOKENS], place[LIMIT_STEP_TOKENS];
 };
 
 /* Neighbouring queries of one group that are scored and picked from together. */
@@ -43,7 +46,8 @@ struct card_slice {
 struct card_group {
     void *norm;            /* f32 [hidden] */
     void *q_norm, *k_norm; /* f32 [head_dim], or NULL */
-    void *q, *k;           /* bf16 [heads * head_dim][hidden] */
+    void *q, *k;           /* bf16 [heads * head_dim][inputs] */
+    void *taps;            /* f32 [views][taps] */
 };
 
 struct card {
@@ -54,17 +58,19 @@ struct card {
     struct projection_rotation rotation;
     struct memory_gpu_retriever sizes;
     struct card_bytes bytes;
-    uint32_t context, sequences, vocab;
+    uint32_t context, sequences;
+    uint32_t views, taps, inputs; /* 1, 1 for a head without context; views * hidden */
     int mean;
 
     /* device */
-    void *table; /* bf16 [vocab][hidden] */
+    void *table;      /* bf16 [vocab][hidden] */
+    float *row_scale; /* [vocab] of the table's rows: what an RMS norm multiplies by */
     struct card_group group[HEAD_GROUPS_MAX];
     float *inv_freq;
     uint8_t *keys;     /* f16 [group][sequence][kv_head][context][head_dim] */
     uint64_t *key_at;  /* [sequences] offsets inside a group */
-    float *x, *k;      /* [tile][hidden], [tile][kv_heads * head_dim] */
-    void *normed;      /* bf16 [tile][hidden] */
+    float *k;          /* [tile][kv_heads * head_dim] */
+    void *mixed;       /* bf16 [tile][inputs] */
     float *angles;     /* [tile][dims / 2][2] */
     float *q;          /* [groups][LIMIT_SEQUENCES][q_heads * head_dim] */
     float *work;       /* of one slice, as the kernel wants it */
@@ -90,7 +96,7 @@ struct card {
 
     struct card_slice *slices; /* in flight, see card_rank.c: [groups * LIMIT_SEQUENCES] */
     uint32_t query_count;
-    void *owned[64];
+    void *owned[6 * HEAD_GROUPS_MAX + 32];
     int owned_count;
     void *pinned[8];
     int pinned_count;

@@ -1,9 +1,10 @@
-/* Selection on a GPU; see card.h. Queries of a group go in slices whose scores fit into the work's memory; the
- * positions of several slices come back by one wait.
+/* Selection on a GPU; see card.h. Queries of a group go in slices whose scores fit into the work's memory;
+ * the positions of several slices come back by one wait.
  *
- * What is attended beside the selected positions (sinks, tail) and the weight of all are sums that Top-K gives
- * when it may take every position of a range. With pooling by mean all weights add up to 1, so that pass is left
- * out; a weight that is not finite makes all of its head so, and shows in the tail, which is never empty. */
+ * What is attended beside the selected positions (sinks, tail) and the weight of all are sums that Top-K
+ * gives when it may take every position of a range. With pooling by mean all weights add up to 1, so that
+ * pass is left out; a weight that is not finite makes all of its head so, and shows in the tail, which is
+ * never empty. */
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
@@ -47,8 +48,8 @@ static bool fits(const struct card *c, uint32_t queries, uint32_t keys_max)
            queries * c->config->kv_heads * stride_of(keys_max) * sizeof(float) <= c->sizes.pooled;
 }
 
-/* The largest slice from `first` on. One launch has one k, which each range cuts to its own length: so an item
- * whose k is smaller must want all of its range. */
+/* The largest slice from `first` on. One launch has one k, which each range cuts to its own length: so an
+ * item whose k is smaller must want all of its range. */
 static struct card_slice next_slice(const struct card *c, const struct rank_item *items, uint32_t group,
                                     uint32_t first, uint32_t queries)
 {

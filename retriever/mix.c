@@ -1,6 +1,6 @@
-/* Weighted sums of embeddings; see mix.h. Owner: the thread that owns the compute object. Embeddings of earlier
- * tokens are read again rather than kept: memory depends neither on the taps nor on the sequences, and a row of
- * the table costs little beside the projections. */
+/* Weighted sums of embeddings; see mix.h. Owner: the thread that owns the compute object. Embeddings of
+ * earlier tokens are read again rather than kept: memory depends neither on the taps nor on the sequences,
+ * and a row of the table costs little beside the projections. */
 #include "retriever/mix.h"
 
 #include <stdbool.h>
@@ -67,18 +67,18 @@ const float *mix_rows(const struct mix *m, uint32_t group)
     return sums_of(m, group, 0);
 }
 
+uint32_t mix_earlier(const struct mix_token *t, uint32_t lag)
+{
+    return lag <= t->before ? t->at[-(ptrdiff_t)lag]
+                            : t->keys->tail[(t->keys->count + t->before - lag) % KEYS_TAIL];
+}
+
 /* Which tokens have one `lag` before them, and which one it is. */
 static void find_earlier(struct mix *m, const struct mix_token *tokens, uint32_t count, uint32_t lag)
 {
     for (uint32_t i = 0; i < count; i++) {
-        const struct mix_token *t = &tokens[i];
-        uint32_t position = t->keys->count + t->before;
-        m->there[i] = lag <= position;
-        m->ids[i] = 0;
-        if (lag <= t->before)
-            m->ids[i] = t->at[-(ptrdiff_t)lag];
-        else if (m->there[i])
-            m->ids[i] = t->keys->tail[(position - lag) % KEYS_TAIL];
+        m->there[i] = lag <= tokens[i].keys->count + tokens[i].before;
+        m->ids[i] = m->there[i] ? mix_earlier(&tokens[i], lag) : 0;
     }
 }
 

@@ -1,5 +1,5 @@
-/* What a head of features "context" reads in place of a token's normed embedding: for each of its views the sum of
- * the normed embeddings of the token and of those before it, weighted by the view's taps. */
+/* What a head of features "context" reads in place of a token's normed embedding: for each of its views the
+ * sum of the normed embeddings of the token and of those before it, weighted by the view's taps. */
 #ifndef RETRIEVER_MIX_H
 #define RETRIEVER_MIX_H
 
@@ -15,6 +15,9 @@ struct mix_token {
     uint32_t before;
     const struct keys *keys; /* ... and before the list those that keys->tail knows */
 };
+
+/* The token `lag` before; there are as many before it as its position says. Reaches over less than KEYS_TAIL. */
+uint32_t mix_earlier(const struct mix_token *token, uint32_t lag);
 
 /* NULL for a head without context. At most `tokens_max` a run. All are borrowed. */
 struct mix *mix_create(const struct head *head, const struct matrix *table, uint32_t tokens_max,

@@ -1,11 +1,11 @@
-/* Row-wise operators: embedding, norms, rotation, SwiGLU, sums and conversions.
+/* Row-wise operators: embedding, sums of embeddings, norms, rotation, SwiGLU, sums and conversions.
  *
  * All are bound by memory or, in a decode step, by the launch; so they are plain: a block a row, 16 bytes a
  * thread. Activations are f32; outputs that feed a product may be bf16. Stateless; queues on the caller's
  * stream. */
 #include "compute/cuda/common.cuh"
 
-enum { THREADS = 256 };
+enum { THREADS = 256, MIX_THREADS = 128 };
 
 /* Four neighbours at index i of a row of f32 or bf16. */
 __device__ __forceinline__ void store4(void *out, bool bf16, uint64_t i, float4 v)
@@ -106,6 +106,67 @@ int cuda_rmsnorm(const struct cuda_rmsnorm *r, struct CUstream_st *stream)
     if (r->n == 0)
         return 0;
     rmsnorm_kernel<<<r->n, THREADS, 0, stream>>>(*r);
+    return launch_status();
+}
+
+/* A block takes MIX_THREADS * 4 columns of a token; a thread keeps the sums of all views of its four. Views are
+ * filled up with weights of zero to a number known to the compiler. */
+template <int VIEWS> __global__ void __launch_bounds__(MIX_THREADS) mix_kernel(struct cuda_mix m)
+{
+    __shared__ uint32_t rows[CUDA_MIX_TAPS_MAX];
+    __shared__ float weights[CUDA_MIX_TAPS_MAX * VIEWS]; /* [lag][view] */
+    uint32_t t = blockIdx.x, at = min(m.at[t], m.id_count - 1);
+    uint32_t lags = min(m.tap_count, min(m.positions[t], at) + 1);
+    for (uint32_t i = threadIdx.x; i < lags * VIEWS; i += MIX_THREADS) {
+        uint32_t lag = i / VIEWS, view = i % VIEWS, row = min(m.ids[at - lag], m.rows - 1);
+        weights[i] = view < m.views ? m.taps[view * m.tap_count + lag] * m.row_scale[row] : 0;
+        if (view == 0)
+            rows[lag] = row;
+    }
+    __syncthreads();
+    uint32_t column = (blockIdx.y * MIX_THREADS + threadIdx.x) * 4;
+    if (column >= m.dim)
+        return;
+    float4 sum[VIEWS] = {};
+#pragma unroll 8
+    for (uint32_t lag = 0; lag < lags; lag++) {
+        float4 x = load4(m.table, true, (uint64_t)rows[lag] * m.dim + column);
+#pragma unroll
+        for (int v = 0; v < VIEWS; v++) {
+            float w = weights[lag * VIEWS + v];
+            sum[v].x += w * x.x;
+            sum[v].y += w * x.y;
+            sum[v].z += w * x.z;
+            sum[v].w += w * x.w;
+        }
+    }
+    float4 norm = load4(m.weight, false, column);
+#pragma unroll
+    for (int v = 0; v < VIEWS; v++)
+        if (v < (int)m.views)
+            store4(m.out, true, ((uint64_t)t * m.views + v) * m.dim + column,
+                   make_float4(sum[v].x * norm.x, sum[v].y * norm.y, sum[v].z * norm.z, sum[v].w * norm.w));
+}
+
+int cuda_mix(const struct cuda_mix *m, struct CUstream_st *stream)
+{
+    if (m->views == 0 || m->views > CUDA_MIX_VIEWS_MAX || m->tap_count == 0 ||
+        m->tap_count > CUDA_MIX_TAPS_MAX || m->dim == 0 || m->dim % 4 || m->rows == 0 || m->id_count == 0 ||
+        !is_aligned(m->out, 16) || !is_aligned(m->table, 16) || !is_aligned(m->weight, 16))
+        return -EINVAL;
+    if (m->n == 0)
+        return 0;
+    dim3 grid(m->n, ceil_div(m->dim, MIX_THREADS * 4));
+    if (m->views == 1)
+        mix_kernel<1><<<grid, MIX_THREADS, 0, stream>>>(*m);
+    else if (m->views == 2)
+        mix_kernel<2><<<grid, MIX_THREADS, 0, stream>>>(*m);
+    else if (m->views <= 4)
+        mix_kernel<4><<<grid, MIX_THREADS, 0, stream>>>(*m);
+    else if (m->views <= 8)
+        mix_kernel<8><<<grid, MIX_THREADS, 0, stream>>>(*m);
+    else
+        mix_kernel<16><<<grid, MIX_THREADS, 0, stream>>>(*m);
     return launch_status();
 }
 

@@ -1,8 +1,8 @@
 /* The CUDA library behind compute/gpu.h: devices, memory, streams, flags. Graphs: gpu_graph.c.
  *
- * Owner: the process that loaded it; each struct gpu belongs to the thread that opened it. CUDA's current device
- * is a thread's, so whatever takes a gpu makes its device current first. The driver's functions are looked up
- * at run time: the library loads where no driver is, and says so when a device is opened. */
+ * Owner: the process that loaded it; each struct gpu belongs to the thread that opened it. CUDA's current
+ * device is a thread's, so whatever takes a gpu makes its device current first. The driver's functions are
+ * looked up at run time: the library loads where no driver is, and says so when a device is opened. */
 #include "compute/cuda/gpu_cuda.h"
 
 #include <errno.h>
@@ -575,6 +575,7 @@ static const struct gpu_api api = {
     .matmul = matmul,
     .library_bytes = library_bytes,
     .embed = cuda_embed,
+    .mix = cuda_mix,
     .rmsnorm = cuda_rmsnorm,
     .headnorm = cuda_headnorm,
     .swiglu = cuda_swiglu,

@@ -1,5 +1,5 @@
-/* Memory in use on a card as the driver's management library accounts it, which can be asked before a context is
- * there. The library is optional: where it is missing, figures that need it are 0. */
+/* Memory in use on a card as the driver's management library accounts it, which can be asked before a
+ * context is there. The library is optional: where it is missing, figures that need it are 0. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <stddef.h>

@@ -36,6 +36,8 @@ enum {
     CUDA_KEYS_CHUNK = 512,  /* keys of one softmax part of the retriever */
     CUDA_TOPK_MAX = 131072, /* most values of one row */
     CUDA_GEMV_TOKENS = 4,
+    CUDA_MIX_VIEWS_MAX = 16,
+    CUDA_MIX_TAPS_MAX = 64,
     CUDA_VOCAB_MAX = 262144
 };
 
@@ -67,6 +69,23 @@ struct cuda_rmsnorm {
     float eps;
 };
 int cuda_rmsnorm(const struct cuda_rmsnorm *norm, struct CUstream_st *stream);
+
+/* What the retriever's products read. Of token t, which is ids[at[t]] with the tokens of its sequence before it
+ * in ids: out bf16 [n][views][dim], view v = weight [dim] * sum over lag of taps [views][tap_count] * row_scale
+ * of the row * the row of ids[at[t] - lag], for lags below tap_count that positions[t] allows. row_scale [rows]:
+ * 1 / sqrt(mean(x^2) + eps) of each row of the table (bf16). An id past the table gives its last row; an `at`
+ * past id_count the last id. Reads each row once for all views. views, tap_count as above, dim % 4 == 0. Bytes:
+ * n * dim * 2 * (tap_count + views), of neighbouring tokens all but one row a token from the cache. */
+struct cuda_mix {
+    void *out;
+    const void *table;
+    const float *row_scale, *taps, *weight;
+    const uint32_t *ids, *at, *positions;
+    uint32_t id_count;
+    uint32_t rows, dim, views, tap_count;
+    uint32_t n;
+};
+int cuda_mix(const struct cuda_mix *mix, struct CUstream_st *stream);
 
 /* Normalises every head of [n][stride]: heads [0, heads) of `dim` each, in place, f32 (q and k norms). Bytes:
  * n * heads * dim * 8. */

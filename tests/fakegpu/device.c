@@ -197,6 +197,7 @@ static const struct gpu_api table = {
     .matmul = fakegpu_matmul,
     .library_bytes = library_bytes,
     .embed = fakegpu_embed,
+    .mix = fakegpu_mix,
     .rmsnorm = fakegpu_rmsnorm,
     .headnorm = fakegpu_headnorm,
     .swiglu = fakegpu_swiglu,

@@ -1,14 +1,15 @@
 /* A GPU that is none: compute/gpu.h on the CPU, for tests of everything that stands around the kernels.
  *
  * A stream is a thread with a queue, so work is as asynchronous as on a GPU and missing synchronisation
- * shows. Device memory is a memfd a piece, filled with 0xff at its begin (NaN); its IPC handle names process and
- * descriptor. Kernels are plain C, with the semantics that compute/cuda/kernels.h states; addresses that
- * no kernel could reach (host memory that is not registered) are errors of the context here too.
+ * shows. Device memory is a memfd a piece, filled with 0xff at its begin (NaN); its IPC handle names
+ * process and descriptor. Kernels are plain C, with the semantics that compute/cuda/kernels.h states;
+ * addresses that no kernel could reach (host memory that is not registered) are errors of the context here
+ * too.
  *
  * Environment: SPECONTEXT_FAKEGPU_BYTES memory of each of the two cards (default 2 GiB);
- * SPECONTEXT_FAKEGPU_CARD a name without dots: processes that have it in common share the cards' memory, without
- * it each has cards of its own; SPECONTEXT_FAKEGPU_FAIL=N: the Nth launch of this process, and all after it,
- * fails as a broken context does; CUDA_VISIBLE_DEVICES as CUDA reads it. */
+ * SPECONTEXT_FAKEGPU_CARD a name without dots: processes that have it in common share the cards' memory,
+ * without it each has cards of its own; SPECONTEXT_FAKEGPU_FAIL=N: the Nth launch of this process, and all
+ * after it, fails as a broken context does; CUDA_VISIBLE_DEVICES as CUDA reads it. */
 #ifndef TESTS_FAKEGPU_FAKEGPU_H
 #define TESTS_FAKEGPU_FAKEGPU_H
 
@@ -122,6 +123,7 @@ int fakegpu_matmul_prepare(struct gpu *gpu, const struct cuda_matmul_shape *shap
 int fakegpu_matmul(struct gpu *gpu, const struct cuda_matmul_shape *shape, const struct cuda_matmul *matmul,
                    struct CUstream_st *stream);
 int fakegpu_embed(const struct cuda_embed *, struct CUstream_st *);
+int fakegpu_mix(const struct cuda_mix *, struct CUstream_st *);
 int fakegpu_rmsnorm(const struct cuda_rmsnorm *, struct CUstream_st *);
 int fakegpu_headnorm(const struct cuda_headnorm *, struct CUstream_st *);
 int fakegpu_swiglu(const struct cuda_swiglu *, struct CUstream_st *);

@@ -213,7 +213,8 @@ int fakegpu_attn(const struct cuda_attn *a, struct CUstream_st *stream)
                 : 0;
 }
 
-/* One KV head of a span: the pieces once, then each token's causal list. Queries are rounded as the pieces are.
+/* One KV head of a span: the pieces once, then each token's causal list. Queries are rounded as the pieces
+ * are.
  */
 static void prefill_head(struct fakegpu_worker *worker, const struct cuda_prefill *p,
                          const struct cuda_span *span, uint32_t head)

@@ -52,6 +52,45 @@ int fakegpu_embed(const struct cuda_embed *e, struct CUstream_st *stream)
     return e->n ? FAKEGPU_LAUNCH(stream, run_embed, e, e->out, e->table, e->ids) : 0;
 }
 
+static uint32_t smaller(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+static void run_mix(struct fakegpu_worker *worker, void *argument)
+{
+    const struct cuda_mix *m = argument;
+    float *row = fakegpu_scratch(worker, 0, m->dim * sizeof *row);
+    float *sums = fakegpu_scratch(worker, 1, (size_t)m->views * m->dim * sizeof *sums);
+    for (uint32_t t = 0; t < m->n; t++) {
+        uint32_t at = smaller(m->at[t], m->id_count - 1), reach = smaller(m->positions[t], at);
+        memset(sums, 0, (size_t)m->views * m->dim * sizeof *sums);
+        for (uint32_t lag = 0; lag < m->tap_count && lag <= reach; lag++) {
+            uint32_t id = smaller(m->ids[at - lag], m->rows - 1);
+            fakegpu_load(row, m->table, DTYPE_BF16, (uint64_t)id * m->dim, m->dim);
+            for (uint32_t v = 0; v < m->views; v++)
+                for (uint32_t i = 0; i < m->dim; i++)
+                    sums[(size_t)v * m->dim + i] +=
+                        m->taps[v * m->tap_count + lag] * m->row_scale[id] * row[i];
+        }
+        for (uint32_t v = 0; v < m->views; v++)
+            for (uint32_t i = 0; i < m->dim; i++)
+                sums[(size_t)v * m->dim + i] *= m->weight[i];
+        fakegpu_store(m->out, DTYPE_BF16, (uint64_t)t * m->views * m->dim, sums, (uint64_t)m->views * m->dim);
+    }
+}
+
+int fakegpu_mix(const struct cuda_mix *m, struct CUstream_st *stream)
+{
+    if (m->views == 0 || m->views > CUDA_MIX_VIEWS_MAX || m->tap_count == 0 ||
+        m->tap_count > CUDA_MIX_TAPS_MAX || m->dim == 0 || m->dim % 4 || m->rows == 0 || m->id_count == 0 ||
+        !fakegpu_aligned(m->out, 16) || !fakegpu_aligned(m->table, 16) || !fakegpu_aligned(m->weight, 16))
+        return -EINVAL;
+    return m->n ? FAKEGPU_LAUNCH(stream, run_mix, m, m->out, m->table, m->row_scale, m->taps, m->weight,
+                                 m->ids, m->at, m->positions)
+                : 0;
+}
+
 static void run_rmsnorm(struct fakegpu_worker *worker, void *argument)
 {
     const struct cuda_rmsnorm *r = argument;

@@ -1,5 +1,5 @@
-/* Streams of the double: a thread and a queue each, events, flags, graphs. A stream takes its work in order and
- * whenever its thread comes to it. The mutex of a stream guards its queue and counts. */
+/* Streams of the double: a thread and a queue each, events, flags, graphs. A stream takes its work in order
+ * and whenever its thread comes to it. The mutex of a stream guards its queue and counts. */
 #include <errno.h>
 #include <stdio.h>
 #include <poll.h>
@@ -340,7 +340,8 @@ static void run_wait(struct fakegpu_worker *worker, void *argument)
     pthread_mutex_unlock(&a->event->mutex);
 }
 
-/* Events are done even when the context is broken, so that nobody waits for ever: as flags, see stream_main. */
+/* Events are done even when the context is broken, so that nobody waits for ever: as flags, see
+ * stream_main. */
 static int add_event(struct CUstream_st *stream, void (*run)(struct fakegpu_worker *, void *),
                      const struct event_argument *a)
 {

@@ -26,6 +26,78 @@ static void test_embed(void)
     EXPECT(cuda_embed(&embed, NULL) == -EINVAL);
 }
 
+/* m with addresses of host memory, but table in f32; float64 sums. */
+static void mix_reference(float *out, const struct cuda_mix *m, const float *table)
+{
+    for (uint32_t t = 0; t < m->n; t++) {
+        uint32_t at = m->at[t] < m->id_count ? m->at[t] : m->id_count - 1;
+        for (uint32_t i = 0; i < m->views * m->dim; i++) {
+            double sum = 0;
+            for (uint32_t lag = 0; lag < m->tap_count && lag <= m->positions[t] && lag <= at; lag++) {
+                uint32_t id = m->ids[at - lag] < m->rows ? m->ids[at - lag] : m->rows - 1;
+                sum += (double)m->taps[i / m->dim * m->tap_count + lag] * (double)m->row_scale[id] *
+                       (double)table[(size_t)id * m->dim + i % m->dim];
+            }
+            out[(size_t)t * m->views * m->dim + i] = (float)(sum * (double)m->weight[i % m->dim]);
+        }
+    }
+}
+
+/* Two sequences in one list of ids, and numbers past every end. */
+static void test_mix(void)
+{
+    enum { TABLE = 200, IDS = 150, TOKENS = 9 };
+    static const uint32_t at[TOKENS] = {0, 1, 70, 71, 72, 140, 149, 149, UINT32_MAX};
+    static const uint32_t positions[TOKENS] = {0, 1, 5000, 0, 1, 69, 4, UINT32_MAX, UINT32_MAX};
+    static const uint32_t shapes[][3] = {{4, 1, 1},     {576, 1, 64}, {520, 2, 1},   {512, 3, 5},
+                                         {4096, 4, 32}, {64, 7, 64},  {8192, 16, 64}}; /* dim, views, taps */
+    uint32_t ids[IDS];
+    for (uint32_t i = 0; i < IDS; i++)
+        ids[i] = i % 40 == 39 ? TABLE + i : gpu_random() % TABLE;
+    ids[149] = UINT32_MAX;
+    for (int i = 0; i < COUNT_OF(shapes); i++) {
+        uint32_t dim = shapes[i][0], views = shapes[i][1], taps = shapes[i][2];
+        size_t inputs = (size_t)TABLE * dim, count = (size_t)TOKENS * views * dim;
+        uint16_t *table = gpu_bf16(gpu_normals(inputs, 1), inputs), *out = gpu_alloc(count * 2);
+        float *ref = gpu_host(count * 4);
+        struct cuda_mix m = {.row_scale = gpu_normals(TABLE, 1),
+                             .taps = gpu_normals((size_t)views * taps, 1),
+                             .weight = gpu_normals(dim, 1),
+                             .ids = ids,
+                             .at = at,
+                             .positions = positions,
+                             .id_count = IDS,
+                             .rows = TABLE,
+                             .dim = dim,
+                             .views = views,
+                             .tap_count = taps,
+                             .n = TOKENS};
+        mix_reference(ref, &m, gpu_from_bf16(table, inputs));
+        m.out = out;
+        m.table = gpu_upload(table, inputs * 2);
+        m.row_scale = gpu_upload(m.row_scale, TABLE * 4);
+        m.taps = gpu_upload(m.taps, (size_t)views * taps * 4);
+        m.weight = gpu_upload(m.weight, (size_t)dim * 4);
+        m.ids = gpu_upload(ids, sizeof ids);
+        m.at = gpu_upload(at, sizeof at);
+        m.positions = gpu_upload(positions, sizeof positions);
+        EXPECT(cuda_mix(&m, NULL) == 0);
+        uint16_t *all = gpu_download(out, count * 2);
+        for (int t = 0; t < TOKENS; t++)
+            gpu_compare("mix", gpu_from_bf16(all + t * (count / TOKENS), count / TOKENS),
+                        ref + t * (count / TOKENS), count / TOKENS, 4e-3);
+        /* The last token alone: the same bits. */
+        m.at += TOKENS - 1;
+        m.positions += TOKENS - 1;
+        m.n = 1;
+        EXPECT(cuda_mix(&m, NULL) == 0);
+        gpu_equal("mix alone", gpu_download(out, count * 2 / TOKENS), all + count - count / TOKENS,
+                  count * 2 / TOKENS);
+        m.views = CUDA_MIX_VIEWS_MAX + 1;
+        EXPECT(cuda_mix(&m, NULL) == -EINVAL);
+    }
+}
+
 static void test_rmsnorm(void)
 {
     static const uint32_t dims[] = {4, 64, 576, 4096, 8192, 12288};
@@ -312,6 +384,16 @@ static void test_kv_write(void)
     }
 }
 
+/* Where a piece lies, of a layer counted from 0. */
+static uint64_t offset_of(const struct cuda_kv_view *kv, const uint64_t *at, uint32_t row, uint32_t layer,
+                          uint32_t head, uint32_t item)
+{
+    const uint64_t *list = at + row * kv->row_stride + layer * kv->layer_stride;
+    uint64_t unit = (uint64_t)head * SLOTS + item;
+    return kv->slotted ? list[unit / UNITS] + unit % UNITS * PIECE
+                       : list[item / PAGE] + (head * PAGE + item % PAGE) * PIECE;
+}
+
 static void test_gather_scatter(void)
 {
     enum { COUNT = 150, RUN = 3 * PIECE, HOST = 512 * RUN };
@@ -334,10 +416,7 @@ static void test_gather_scatter(void)
             m.head = i == 24 ? HEADS : m.head;
             moves[i] = m;
             for (uint32_t layer = 0; layer < 3 && (i < 20 || i > 24); layer++) {
-                const uint64_t *list = at + m.row * kv.row_stride + (1 + layer) * kv.layer_stride;
-                uint64_t unit = (uint64_t)m.head * SLOTS + m.item;
-                uint64_t offset = slotted ? list[unit / UNITS] + unit % UNITS * PIECE
-                                          : list[m.item / PAGE] + (m.head * PAGE + m.item % PAGE) * PIECE;
+                uint64_t offset = offset_of(&kv, at, m.row, 1 + layer, m.head, m.item);
                 memcpy(ref + offset, host + m.host + layer * PIECE, PIECE);
             }
         }
@@ -358,7 +437,52 @@ static void test_gather_scatter(void)
     }
 }
 
+/* From pages to slots, and back. */
+static void test_copy_pieces(void)
+{
+    enum { COUNT = 150, FIRST = 1, RUN_LAYERS = 3 };
+    for (int back = 0; back < 2; back++) {
+        uint64_t *from_at, *to_at;
+        struct cuda_kv_view from = make_view(back, DTYPE_F16, &from_at);
+        struct cuda_kv_view to = make_view(!back, DTYPE_F16, &to_at);
+        uint8_t *source = gpu_host(from.device_bytes), *ref = gpu_host(to.device_bytes);
+        for (uint64_t i = 0; i < from.device_bytes; i++)
+            source[i] = (uint8_t)gpu_random();
+        EXPECT(cudaMemcpy(from.base, source, from.device_bytes, cudaMemcpyHostToDevice) == cudaSuccess);
+        memset(ref, 0xff, to.device_bytes);
+        struct cuda_copy copies[COUNT];
+        for (uint32_t i = 0; i < COUNT; i++) {
+            uint32_t number = i % 90 / HEADS, slot = number * 3 + 1, position = (number * 37 + 5) % 256;
+            struct cuda_copy c = {back ? slot : position, back ? position : slot, (uint16_t)(i % HEADS),
+                                  (uint16_t)(i / 90)};
+            c.from = i == 20 ? UINT32_MAX : i == 21 ? (back ? SLOTS : PAGES * PAGE) : c.from;
+            c.to = i == 22 ? UINT32_MAX : i == 23 ? (back ? PAGES * PAGE : SLOTS) : c.to;
+            c.row = i == 24 ? ROWS : c.row;
+            c.head = i == 25 ? HEADS : c.head;
+            copies[i] = c;
+            for (uint32_t layer = FIRST; layer < FIRST + RUN_LAYERS && (i < 20 || i > 25); layer++)
+                memcpy(ref + offset_of(&to, to_at, c.row, layer, c.head, c.to),
+                       source + offset_of(&from, from_at, c.row, layer, c.head, c.from), PIECE);
+        }
+        struct cuda_copies all = {.from = from,
+                                  .to = to,
+                                  .copies = gpu_upload(copies, sizeof copies),
+                                  .count = COUNT,
+                                  .first_layer = FIRST,
+                                  .layers = RUN_LAYERS,
+                                  .row_count = ROWS,
+                                  .heads = HEADS};
+        EXPECT(cuda_copy_pieces(&all, NULL) == 0);
+        gpu_equal("copy_pieces", gpu_download(to.base, to.device_bytes), ref, to.device_bytes);
+        gpu_equal("copy_pieces source", gpu_download(from.base, from.device_bytes), source,
+                  from.device_bytes);
+        all.to.piece_bytes *= 2;
+        EXPECT(cuda_copy_pieces(&all, NULL) == -EINVAL);
+    }
+}
+
 const struct gpu_test tests_rows[] = {{"embed", test_embed},
+                                      {"mix", test_mix},
                                       {"rmsnorm", test_rmsnorm},
                                       {"headnorm", test_headnorm},
                                       {"swiglu_add_narrow", test_swiglu_add_narrow},
@@ -367,4 +491,5 @@ const struct gpu_test tests_rows[] = {{"embed", test_embed},
                                       {"matmul", test_matmul},
                                       {"kv_write", test_kv_write},
                                       {"gather_scatter", test_gather_scatter},
+                                      {"copy_pieces", test_copy_pieces},
                                       {NULL, NULL}};

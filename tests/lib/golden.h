@@ -1,5 +1,5 @@
-/* llama.cpp's logits of a text and what lies between them and ours; tests/vectors/golden_smollm2_q4_1.md describes
- * the format. */
+/* llama.cpp's logits of a text and what lies between them and ours; tests/vectors/golden_smollm2_q4_1.md
+ * describes the format. */
 #ifndef TESTS_LIB_GOLDEN_H
 #define TESTS_LIB_GOLDEN_H
 

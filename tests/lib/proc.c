@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -25,6 +26,7 @@ static int pidfd_of(pid_t pid)
 static void become(const char *const *argv, const char *const *environment, int out, int err)
 {
     int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that failed half-way leaves nothing running beside the next */
     if (null < 0 || dup2(null, 0) < 0 || dup2(out, 1) < 0 || dup2(err, 2) < 0)
         _exit(126);
     for (; environment && *environment; environment++)

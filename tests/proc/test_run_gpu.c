@@ -1,5 +1,6 @@
-/* Whole runs on a GPU, through the double (tests/fakegpu): the same answers wherever layers lie, the memory of the
- * card kept under its bound, parts that end while others wait on the card, and the errors a person can make. */
+/* Whole runs on a GPU, through the double (tests/fakegpu): the same answers wherever layers lie, the memory
+ * of the card kept under its bound, parts that end while others wait on the card, and the errors a person
+ * can make. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -90,7 +91,7 @@ static void residency(const char *mode)
     struct runcase all, some, none;
 #define COMMON                                                                                       \
     "-f", document, "-n", "16", "--ignore-eos", "-c", "512", "--budget", "128", "--selection", mode, \
-        "--device", "cuda:0", "--poison"
+        "--device", "cuda:0", "--device-memory", "64M", "--poison"
     RUNCASE_RUN(&all, COMMON);
     RUNCASE_RUN(&some, COMMON, "--offload-layers", "12");
     RUNCASE_RUN(&none, COMMON, "--offload-layers", "30");
@@ -127,8 +128,8 @@ static void test_residency_mixed(void **state)
     residency("mixed");
 }
 
-/* The card has no byte more than --gpu-memory allows: what the parts take fits. The retriever beside, elsewhere and
- * on the CPU. */
+/* The card has no byte more than --gpu-memory allows: what the parts take fits. The retriever beside,
+ * elsewhere and on the CPU. */
 static void test_memory_is_bounded(void **state)
 {
     (void)state;

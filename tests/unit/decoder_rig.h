@@ -1,5 +1,5 @@
-/* The scheduler over the tests' store (decoder_store.h) and the messages of a client and a retriever that the test
- * plays; on the CPU, or on the double of a GPU. Header only, included by tests of the decoder. */
+/* The scheduler over the tests' store (decoder_store.h) and the messages of a client and a retriever that
+ * the test plays; on the CPU, or on the double of a GPU. Header only, included by tests of the decoder. */
 #ifndef TESTS_UNIT_DECODER_RIG_H
 #define TESTS_UNIT_DECODER_RIG_H
 

@@ -142,7 +142,7 @@ static inline int fake_gpu_teardown(void **state)
 static inline struct planner_options fake_options(void)
 {
     return (struct planner_options){.gpu = fake_gpu,
-                                    .device_bytes = 128u << 20,
+                                    .device_bytes = 48u << 20,
                                     .host_bytes = 64u << 20,
                                     .sequences = FAKE_SEQUENCES,
                                     .threads = 2,

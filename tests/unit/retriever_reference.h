@@ -22,7 +22,8 @@ static inline double ref_frequency(uint32_t j, uint32_t dims, double original, d
     return f / factor * ramp + f * (1 - ramp);
 }
 
-/* What the projections read at `position`: the token's normed embedding, or the views' sums. x [views * hidden]. */
+/* What the projections read at `position`: the token's normed embedding, or the views' sums. x [views *
+ * hidden]. */
 static inline void ref_input(const struct rig *r, uint32_t group, const uint32_t *tokens, uint32_t position,
                              double *x)
 {

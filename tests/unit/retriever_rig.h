@@ -38,7 +38,7 @@ enum {
     RIG_KV_ROWS = RIG_KV_HEADS * RIG_HEAD_DIM,
     RIG_GROUPS_MAX = 2,
     RIG_VIEWS_MAX = 3,
-    RIG_TAPS_MAX = 5
+    RIG_TAPS_MAX = 64
 };
 
 struct rig {
@@ -78,7 +78,8 @@ static inline void rig_fill(struct rig *r, const struct rig_options *o)
             r->k[g][i] =
                 o->projection ? o->projection(g, 'k', i / width, i % width) : 0.6f * tiny_uniform(&seed);
         for (uint32_t i = 0; i < RIG_VIEWS_MAX * RIG_TAPS_MAX; i++)
-            r->taps[g][i] = tiny_uniform(&taps_seed);
+            r->taps[g][i] = o->projection ? (float)((int)(tiny_random(&taps_seed) >> 8 & 7) - 3) / 8
+                                          : tiny_uniform(&taps_seed);
     }
 }
 

@@ -125,7 +125,8 @@ static void run_layer(const struct pass *p, uint32_t layer, uint32_t position, d
         x[i] += y[i];
 }
 
-/* The largest difference from the golden logits. Tokens that the golden ones lack must never be the likeliest. */
+/* The largest difference from the golden logits. Tokens that the golden ones lack must never be the
+ * likeliest. */
 static double check_logits(const struct pass *p, const struct ggufgen_arch_golden *golden)
 {
     double worst = 0;
@@ -197,8 +198,9 @@ static void test_gguf(void **state)
     }
 }
 
-/* The case llama-gqa as tools/inflate made it larger in every direction: more layers, wider, more heads of twice
- * the dimensions, bfloat16: the same logits but for its rounding (they go up to 4.6); the added tokens never win. */
+/* The case llama-gqa as tools/inflate made it larger in every direction: more layers, wider, more heads of
+ * twice the dimensions, bfloat16: the same logits but for its rounding (they go up to 4.6); the added
+ * tokens never win. */
 static void test_inflated(void **state)
 {
     (void)state;

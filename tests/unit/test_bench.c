@@ -190,7 +190,8 @@ static void answer(struct bench_window *w, enum client_part part, const char *js
     bench_window_answer(w, part, json, (uint32_t)strlen(json));
 }
 
-/* A GPU's decoder, from which a step of 100 ms wait and 3 ms attention was measured; all before must not count. */
+/* A GPU's decoder, from which a step of 100 ms wait and 3 ms attention was measured; all before must not
+ * count. */
 static void test_parts(void **state)
 {
     (void)state;

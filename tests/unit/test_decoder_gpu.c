@@ -1,6 +1,6 @@
-/* The decoder's steps on a GPU, through the double (tests/fakegpu): graphs, waits, tables and sampling around the
- * kernels. Tokens must not depend on residency, company or kind of attention; faults end those whom they
- * concern; broken waits end a step and write nothing. */
+/* The decoder's steps on a GPU, through the double (tests/fakegpu): graphs, waits, tables and sampling
+ * around the kernels. Tokens must not depend on residency, company or kind of attention; faults end those
+ * whom they concern; broken waits end a step and write nothing. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -229,8 +229,8 @@ static void test_wild_tables(void **state)
     rig_close(&g);
 }
 
-/* A set that is short attends everything where layers are resident, for that entry and those steps only: the graph
- * that was launched writes nothing, the step is queued again. */
+/* A set that is short attends everything where layers are resident, for that entry and those steps only:
+ * the graph that was launched writes nothing, the step is queued again. */
 static void test_short_sets(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
 /* The forward pass on the double of a GPU against the CPU's: every architecture, a prompt by spans and single
- * tokens by lists. Weights and what goes into products are bf16 there, which is what is left of the difference. */
+ * tokens by lists. Weights and what goes into products are bf16 there, which is what is left of the
+ * difference. */
 #include <errno.h>
 #include <math.h>
 #include <setjmp.h>

@@ -458,7 +458,8 @@ static void test_wrong_retriever(void **state)
     stage_close(s);
 }
 
-/* All of it with the model and device memory on the double of a GPU, in two processes that share its cards. */
+/* All of it with the model and device memory on the double of a GPU, in two processes that share its
+ * cards. */
 static int on_gpu(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* compute/gpu.h through the double (tests/fakegpu): devices, memory between processes, order of streams, flags,
- * graphs; and that the double's kernels keep what compute/cuda/kernels.h promises. */
+/* compute/gpu.h through the double (tests/fakegpu): devices, memory between processes, order of streams,
+ * flags, graphs; and that the double's kernels keep what compute/cuda/kernels.h promises. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -411,8 +411,8 @@ static void test_matmul(void **state)
     mem_free(&x16);
 }
 
-/* KV written to pages and to slots attends alike; a gather restores what a scatter took; nonsense in tables harms
- * nobody. */
+/* KV written to pages and to slots attends alike; a gather restores what a scatter took; nonsense in tables
+ * harms nobody. */
 static void test_pieces(void **state)
 {
     enum { HEADS = 2, DIM = 64, COUNT = 100, PIECE = 4 * DIM, PAGE = 64, UNITS = 80 };

@@ -1,5 +1,6 @@
-/* What only the GPU form has, with a stream that can be held up: who waits for it and who does not, flags behind
- * the work, a decoder that dies with work queued, an arena of several chunks, lists longer than the buffers. */
+/* What only the GPU form has, with a stream that can be held up: who waits for it and who does not, flags
+ * behind the work, a decoder that dies with work queued, an arena of several chunks, lists longer than the
+ * buffers. */
 #include "tests/unit/kvstore_fake_sets.h"
 
 #include <fcntl.h>

@@ -1,5 +1,5 @@
-/* The retriever on a GPU (the double) against the retriever on the CPU: the same sets, differences and masses,
- * for inputs that bf16 holds exactly; bounds of memory; refusals. */
+/* The retriever on a GPU (the double) against the retriever on the CPU: the same sets, differences and
+ * masses, for inputs that bf16 holds exactly; bounds of memory; refusals. */
 #define RIG_DIM 64
 #include "tests/unit/retriever_rig.h"
 
@@ -12,7 +12,8 @@
 
 enum { SEQUENCES = 5, POSITIONS = 1400 };
 
-/* Embeddings of +-1 stay what they are under a norm of ones. */
+/* Embeddings of +-1, a power of two for each row: under a norm of ones all are +-1, and sums of them by taps of
+ * three bits are exact. */
 static float plus_minus(const struct tiny_model *m, const char *name, uint32_t row, uint32_t col)
 {
     uint32_t state = row * 7919u + col * 104729u + 1;
@@ -20,7 +21,7 @@ static float plus_minus(const struct tiny_model *m, const char *name, uint32_t r
     if (strcmp(name, "token_embd.weight") != 0)
         return 1;
     tiny_random(&state);
-    return tiny_random(&state) >> 12 & 1 ? 1 : -1;
+    return (tiny_random(&state) >> 12 & 1 ? 1.0f : -1.0f) * exp2f((float)(row % 7) - 4);
 }
 
 static float short_numbers(uint32_t group, char which, uint32_t row, uint32_t col)
@@ -37,6 +38,20 @@ static const struct rig_options exact = {.groups = 2,
                                          .rms_eps = 1e-30f,
                                          .weight = plus_minus,
                                          .projection = short_numbers};
+
+/* Views of the tokens before; the second reaches as far as a head can. */
+static const struct {
+    uint32_t views, taps;
+} contexts[] = {{3, 5}, {2, 64}};
+enum { CONTEXTS = sizeof contexts / sizeof *contexts };
+
+static struct rig_options with_context(int which)
+{
+    struct rig_options o = exact;
+    o.views = contexts[which].views;
+    o.taps = contexts[which].taps;
+    return o;
+}
 
 static void same_result(const struct selector_result *cpu, const struct selector_result *gpu)
 {
@@ -107,32 +122,41 @@ static void pair_step(struct pair *p, uint32_t step, const struct msg_step *msg)
     same_result(&p->cpu_result, &p->gpu_result);
 }
 
-static void one_sequence_of_every_length(void **state)
+static void check_lengths(const struct rig_options *o, enum head_pool pool)
 {
-    (void)state;
     static const struct {
         uint32_t budget, sinks, window;
     } shapes[] = {{64, 4, 16}, {200, 0, 0}, {33, 16, 16}, {8, 3, 1}, {2000, 4, 16}};
     static const uint32_t lengths[] = {1, 2, 5, 20, 21, 22, 255, 256, 257, 511, 513, 1100};
+    struct pair *p = pair_make(o, pool, 0);
+    for (unsigned i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (unsigned j = 0; j < sizeof lengths / sizeof *lengths; j++) {
+            struct msg_step_entry entry = {1, 9, 0, lengths[j], STEP_ENTRY_SELECT};
+            pair_open(p, 1, shapes[i].budget, shapes[i].sinks, shapes[i].window);
+            pair_step(p, 1, &(struct msg_step){&entry, 1, {p->tokens[0], lengths[j]}});
+            assert_int_equal(p->gpu_result.entry_count, 1);
+            assert_int_equal(selector_close(p->cpu, 1), 0);
+            assert_int_equal(selector_close(p->gpu, 1), 0);
+        }
+    pair_free(&p);
+}
+
+static void one_sequence_of_every_length(void **state)
+{
+    (void)state;
     for (int pool = HEAD_POOL_MAX; pool <= HEAD_POOL_MEAN; pool++) {
         struct rig_options o = exact;
         o.halves = pool == HEAD_POOL_MEAN;
-        struct pair *p = pair_make(&o, (enum head_pool)pool, 0);
-        for (unsigned i = 0; i < sizeof shapes / sizeof *shapes; i++)
-            for (unsigned j = 0; j < sizeof lengths / sizeof *lengths; j++) {
-                struct msg_step_entry entry = {1, 9, 0, lengths[j], STEP_ENTRY_SELECT};
-                pair_open(p, 1, shapes[i].budget, shapes[i].sinks, shapes[i].window);
-                pair_step(p, 1, &(struct msg_step){&entry, 1, {p->tokens[0], lengths[j]}});
-                assert_int_equal(p->gpu_result.entry_count, 1);
-                assert_int_equal(selector_close(p->cpu, 1), 0);
-                assert_int_equal(selector_close(p->gpu, 1), 0);
-            }
-        pair_free(&p);
+        check_lengths(&o, (enum head_pool)pool);
+    }
+    for (int i = 0; i < CONTEXTS; i++) {
+        struct rig_options o = with_context(i);
+        check_lengths(&o, HEAD_POOL_MEAN);
     }
 }
 
-/* A step of some of the sequences: prompts, single tokens, with and without a selection; one entry is wrong now
- * and then. */
+/* A step of some of the sequences: prompts, single tokens, with and without a selection; one entry is wrong
+ * now and then. */
 static uint32_t random_step(struct pair *p, uint32_t *done, uint32_t *random, struct msg_step_entry *entries,
                             uint32_t *tokens, struct msg_step *msg)
 {
@@ -217,6 +241,87 @@ static void sequences_together_and_their_differences(void **state)
     pair_free(&p);
 }
 
+/* Prompts that go on in later steps, single tokens, steps that a sequence is not in. */
+static void sequences_of_heads_with_context(void **state)
+{
+    (void)state;
+    for (int i = 0; i < CONTEXTS; i++) {
+        struct rig_options o = with_context(i);
+        struct pair *p = pair_make(&o, HEAD_POOL_MEAN, 0);
+        run_script(p, 120, false);
+        pair_free(&p);
+    }
+}
+
+/* More tokens than the card takes at a time: a sequence goes on behind what it was cut at. */
+static void a_step_of_more_tokens_than_fit(void **state)
+{
+    (void)state;
+    _Static_assert(SEQUENCES * 1000 > LIMIT_STEP_TOKENS && LIMIT_STEP_TOKENS % 1000 != 0,
+                   "the cut is in a sequence");
+    for (int i = 0; i < CONTEXTS; i++) {
+        struct rig_options o = with_context(i);
+        struct pair *p = pair_make(&o, HEAD_POOL_MEAN, 0);
+        struct msg_step_entry entries[SEQUENCES];
+        uint32_t *tokens = mem_alloc(SEQUENCES * 1000, sizeof *tokens);
+        for (uint32_t s = 0; s < SEQUENCES; s++) {
+            pair_open(p, s + 1, 64, 4, 8);
+            entries[s] = (struct msg_step_entry){s + 1, s, 0, 1000, STEP_ENTRY_SELECT};
+            memcpy(tokens + (size_t)s * 1000, p->tokens[s], 1000 * sizeof *tokens);
+        }
+        pair_step(p, 1, &(struct msg_step){entries, SEQUENCES, {tokens, SEQUENCES * 1000}});
+        assert_int_equal(p->gpu_result.entry_count, SEQUENCES);
+        mem_free(&tokens);
+        pair_free(&p);
+    }
+}
+
+/* The set that entry i of a result has is the one that the sequence gets alone: same positions, same mass. */
+static void same_as_alone(const struct selector_result *r, uint32_t i, const struct selector_result *alone)
+{
+    uint32_t lists = r->groups * r->heads;
+    size_t count = r->first[i + 1] - r->first[i];
+    assert_int_equal(alone->entry_count, 1);
+    assert_int_equal(alone->first[1], count);
+    assert_memory_equal(alone->counts, r->counts + (size_t)i * lists * 2, lists * 2 * sizeof *r->counts);
+    assert_memory_equal(alone->positions, r->positions + r->first[i], count * sizeof *r->positions);
+    assert_memory_equal(&alone->entries[0].mass, &r->entries[i].mass, sizeof(float));
+}
+
+static void company_changes_nothing(void **state)
+{
+    (void)state;
+    enum { STEPS = 70 }; /* the last one's taps reach over single tokens alone */
+    static const uint32_t prompts[SEQUENCES] = {1, 63, 300, 64, 700};
+    struct rig_options o = with_context(1);
+    struct pair *p = pair_make(&o, HEAD_POOL_MEAN, 0);
+    struct selector *alone = rig_selector(
+        p->rig, (struct rig_selector){.pool = HEAD_POOL_MEAN, .context = 4096, .device = "cuda:1"});
+    for (uint32_t s = 0; s < SEQUENCES; s++) {
+        rig_open(p->gpu, s + 1, POSITIONS, 48, 4, 8);
+        rig_open(alone, s + 1, POSITIONS, 48, 4, 8);
+    }
+    for (uint32_t step = 0; step <= STEPS; step++) {
+        struct msg_step_entry entries[SEQUENCES];
+        uint32_t tokens[SEQUENCES * POSITIONS], n = 0;
+        for (uint32_t s = 0; s < SEQUENCES; s++) {
+            uint32_t count = step ? 1 : prompts[s], from = step ? prompts[s] + step - 1 : 0;
+            entries[s] = (struct msg_step_entry){s + 1, s, from, count, STEP_ENTRY_SELECT};
+            memcpy(tokens + n, p->tokens[s] + from, count * sizeof *tokens);
+            n += count;
+        }
+        selector_step(p->gpu, step, &(struct msg_step){entries, SEQUENCES, {tokens, n}}, &p->gpu_result);
+        assert_int_equal(p->gpu_result.entry_count, SEQUENCES);
+        for (uint32_t s = 0; s < SEQUENCES; s++) {
+            rig_step(alone, s + 1, step, p->tokens[s], entries[s].position,
+                     entries[s].position + entries[s].count, true, &p->cpu_result);
+            same_as_alone(&p->gpu_result, s, &p->cpu_result);
+        }
+    }
+    selector_free(&alone);
+    pair_free(&p);
+}
+
 /* So little work memory that every query is a slice of its own, and positions come back in several parts. */
 static void small_slices_change_nothing(void **state)
 {
@@ -260,10 +365,9 @@ static void what_the_card_cannot_hold_is_refused(void **state)
     rig_free(&r);
 }
 
-static void memory_is_counted(void **state)
+static void count_memory(const struct rig_options *o)
 {
-    (void)state;
-    struct rig *r = rig_make(&exact);
+    struct rig *r = rig_make(o);
     struct selector *s = rig_selector(r, (struct rig_selector){.context = 4096, .device = "cuda:1"});
     struct card_bytes b = card_bytes(selector_card(s));
     struct memory_gpu_head head = {.vocab = RIG_VOCAB,
@@ -272,7 +376,10 @@ static void memory_is_counted(void **state)
                                    .kv_heads = RIG_KV_HEADS,
                                    .head_dim = RIG_HEAD_DIM,
                                    .groups = 2,
-                                   .rope_dims = 48};
+                                   .rope_dims = 48,
+                                   .head_norms = o->head_norms ? 4 : 0,
+                                   .views = o->views,
+                                   .taps = o->taps};
     struct memory_gpu_retriever need;
     memory_gpu_retriever(&head, 4096, 8, MEMORY_GPU_WORK, &need);
     assert_int_equal(b.keys, need.keys);
@@ -283,6 +390,17 @@ static void memory_is_counted(void **state)
     assert_string_equal(selector_backend(s), card_info(selector_card(s))->name);
     selector_free(&s);
     rig_free(&r);
+}
+
+static void memory_is_counted(void **state)
+{
+    (void)state;
+    count_memory(&exact);
+    for (int i = 0; i < CONTEXTS; i++) {
+        struct rig_options o = with_context(i);
+        o.head_norms = true;
+        count_memory(&o);
+    }
 }
 
 /* A key that is not a number makes its selection one that is refused; its company is not touched. */
@@ -325,6 +443,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_sequence_of_every_length),
         cmocka_unit_test(sequences_together_and_their_differences),
+        cmocka_unit_test(sequences_of_heads_with_context),
+        cmocka_unit_test(a_step_of_more_tokens_than_fit),
+        cmocka_unit_test(company_changes_nothing),
         cmocka_unit_test(small_slices_change_nothing),
         cmocka_unit_test(what_the_card_cannot_hold_is_refused),
         cmocka_unit_test(memory_is_counted),

@@ -1,5 +1,5 @@
-/* How long lists get: against a plain rule over sorted weights, and through the selector: sets that grow, that
- * end early, that are short, and what their messages say. */
+/* How long lists get: against a plain rule over sorted weights, and through the selector: sets that grow,
+ * that end early, that are short, and what their messages say. */
 #include "tests/unit/retriever_reference.h"
 
 #include <errno.h>

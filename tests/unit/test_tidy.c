@@ -20,6 +20,7 @@
 #define FILES_MAX        1024
 #define SOURCE_LINES_MAX 700
 #define HEADER_LINES_MAX 250
+#define COLUMNS_MAX      110
 
 struct file {
     char *path; /* "link/bus.c" */
@@ -201,7 +202,7 @@ static const struct {
 } longer[] = {
     {"proto/msg.h", 300},            /* every message of the protocol, in one place */
     {"compute/cpu/q8_lanes.h", 400}, /* kernels, built once an instruction set */
-    {"compute/cuda/kernels.h", 420}, /* every CUDA operator, with its shapes, in one place */
+    {"compute/cuda/kernels.h", 440}, /* every CUDA operator, with its shapes, in one place */
 };
 
 static void test_sizes(void **state)
@@ -222,6 +223,23 @@ static void test_sizes(void **state)
             bad++;
         }
     }
+    assert_int_equal(bad, 0);
+}
+
+static void test_columns(void **state)
+{
+    (void)state;
+    int bad = 0;
+    for (int f = 0; f < file_count; f++)
+        for (const char *line = files[f].text; *line;) {
+            size_t n = strcspn(line, "\n");
+            if (n > COLUMNS_MAX) {
+                print_error("%s:%d: %zu columns, at most %d\n", files[f].path, line_of(files[f].text, line),
+                            n, COLUMNS_MAX);
+                bad++;
+            }
+            line += n + (line[n] == '\n');
+        }
     assert_int_equal(bad, 0);
 }
 
@@ -344,6 +362,7 @@ int main(void)
         cmocka_unit_test(test_eval_takes_computation_alone),
         cmocka_unit_test(test_table_of_folders_keeps_daemons_apart),
         cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_columns),
         cmocka_unit_test(test_top_comments),
         cmocka_unit_test(test_banned_calls),
         cmocka_unit_test(test_no_marks_of_unfinished_work),

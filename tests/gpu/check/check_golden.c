@@ -1,5 +1,6 @@
-/* The decoder's pass on a GPU against logits of the same weights in float32, teacher-forced: once with the prompt's
- * attention (spans of 512), once token by token as decoding does. Runs on whichever library gpu_load finds.
+/* The decoder's pass on a GPU against logits of the same weights in float32, teacher-forced: once with the
+ * prompt's attention (spans of 512), once token by token as decoding does. Runs on whichever library
+ * gpu_load finds.
  *
  *   check_golden MODEL GOLDEN [DEVICE] */
 #include <errno.h>

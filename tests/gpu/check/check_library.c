@@ -1,7 +1,7 @@
-/* What daemons expect of the library behind compute/gpu.h, and a double cannot promise of a real GPU: memory and
- * flags across processes that were started apart, graphs whose flag values change, a host store that releases a
- * wait, a peer that is killed while it waits, products, copies of pieces. Runs on whichever library gpu_load
- * finds (SPECONTEXT_GPU_LIBRARY); where no GPU is it says so and ends with 77.
+/* What daemons expect of the library behind compute/gpu.h, and a double cannot promise of a real GPU:
+ * memory and flags across processes that were started apart, graphs whose flag values change, a host store
+ * that releases a wait, a peer that is killed while it waits, products, copies of pieces. Runs on whichever
+ * library gpu_load finds (SPECONTEXT_GPU_LIBRARY); where no GPU is it says so and ends with 77.
  *
  *   check_library [DEVICE [PEER DEVICE]] */
 #include <errno.h>
