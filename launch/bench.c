@@ -284,8 +284,8 @@ static void cancel_rest(struct bench *b)
             client_cancel(b->client, i); /* if it could not be sent, the sequence ends by itself */
 }
 
-/* A decode is timed from when the last sequence has its lead until that one has all its tokens; a prefill from
- * sending it until the last sequence has its first token. */
+/* A decode is timed from when the last sequence has its lead until that one has all its tokens; a prefill
+ * from sending it until the last sequence has its first token. */
 static void on_tokens(void *arg, uint32_t request, const struct msg_u32s *tokens)
 {
     struct bench *b = arg;

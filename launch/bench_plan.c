@@ -23,9 +23,9 @@ struct bench_row *bench_plan_rows(const struct bench_options *o, uint32_t *ret_c
     return rows;
 }
 
-/* A decode's last lead token is sampled with one position more than the prompt in the cache. Its prompts share what
- * the prefix cache can give them; the rest, which is computed anyway, makes each sequence another, so that they select
- * differently. */
+/* A decode's last lead token is sampled with one position more than the prompt in the cache. Its prompts
+ * share what the prefix cache can give them; the rest, which is computed anyway, makes each sequence another,
+ * so that they select differently. */
 struct bench_request bench_plan_request(const struct bench_options *o, const struct bench_row *row, int round)
 {
     if (round == BENCH_ROUND_BUILD)

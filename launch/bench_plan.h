@@ -13,8 +13,8 @@
  * retriever may have to catch up with a prompt that prefix reuse spared the decoder. */
 #define BENCH_LEAD 2u
 
-/* Steps that a sequence may be ahead for each one that begins after it: as long as that one's KV is filled in on the
- * device, those before it decode. Who is ahead is cancelled when the time is over. */
+/* Steps that a sequence may be ahead for each one that begins after it: as long as that one's KV is filled in
+ * on the device, those before it decode. Who is ahead is cancelled when the time is over. */
 #define BENCH_AHEAD 32u
 
 /* Rounds of a row before those that count: the depth alone, so that later rounds find it in the prefix

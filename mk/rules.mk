@@ -34,7 +34,7 @@ define daemon
 $(BIN)/specontext-$(1): $(BUILD)/$(1)/main.o $(BUILD)/lib$(1).a $(LIB_ORDER) $(BUILD)/flags
 	$(Q)mkdir -p $$(@D)
 	@echo "  LD  $$@"
-	$(Q)$(CC) $(LDFLAGS) -o $$@ $$(filter %.o %.a,$$^) $(PKG_LIBS) $(LDLIBS)
+	$$(Q)$$(CC) $$(LDFLAGS) -o $$@ $$(filter %.o %.a,$$^) $$(PKG_LIBS) $$(LDLIBS)
 endef
 $(foreach d,$(DAEMONS),$(eval $(call daemon,$(d))))
 
