@@ -379,7 +379,7 @@ static void bench_attention(const struct bench *b)
                bytes / s * 1e-9, b->read_gbs);
     }
     double s = time_attention(b, 8192, 4, 1);
-    printf("  sparse %6u of %u        %8.1f us  %5.1f GB/s\n", 2048, 8192, s * 1e6,
+    printf("  sparse %6u of %u        %8.1f us  %5.1f GB/s\n", 2048u, 8192u, s * 1e6,
            2048.0 * KV_HEADS * 256 / s * 1e-9);
     int n = b->quick ? 64 : 256;
     s = time_attention(b, 4096, 1, n);

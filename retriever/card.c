@@ -502,8 +502,8 @@ static void append_waiting(struct card *c, uint32_t n, bool wait)
         card_must(c, c->api->stream_sync(c->stream), "keys");
 }
 
-/* Puts a part's token i into a list of ids, of `used` so far; where a stretch of them begins, what its taps reach
- * before it. Returns where it stands. */
+/* Puts a part's token i into a list of ids, of `used` so far; where a stretch of them begins, what its taps
+ * reach before it. Returns where it stands. */
 static uint32_t put_id(const struct card *c, uint32_t *ids, uint32_t used, const struct projection_part *part,
                        uint32_t i, bool begins)
 {

@@ -16,7 +16,8 @@ struct mix_token {
     const struct keys *keys; /* ... and before the list those that keys->tail knows */
 };
 
-/* The token `lag` before; there are as many before it as its position says. Reaches over less than KEYS_TAIL. */
+/* The token `lag` before; there are as many before it as its position says. Reaches over less than
+ * KEYS_TAIL. */
 uint32_t mix_earlier(const struct mix_token *token, uint32_t lag);
 
 /* NULL for a head without context. At most `tokens_max` a run. All are borrowed. */

@@ -109,8 +109,8 @@ int cuda_rmsnorm(const struct cuda_rmsnorm *r, struct CUstream_st *stream)
     return launch_status();
 }
 
-/* A block takes MIX_THREADS * 4 columns of a token; a thread keeps the sums of all views of its four. Views are
- * filled up with weights of zero to a number known to the compiler. */
+/* A block takes MIX_THREADS * 4 columns of a token; a thread keeps the sums of all views of its four. Views
+ * are filled up with weights of zero to a number known to the compiler. */
 template <int VIEWS> __global__ void __launch_bounds__(MIX_THREADS) mix_kernel(struct cuda_mix m)
 {
     __shared__ uint32_t rows[CUDA_MIX_TAPS_MAX];

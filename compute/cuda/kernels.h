@@ -70,12 +70,13 @@ struct cuda_rmsnorm {
 };
 int cuda_rmsnorm(const struct cuda_rmsnorm *norm, struct CUstream_st *stream);
 
-/* What the retriever's products read. Of token t, which is ids[at[t]] with the tokens of its sequence before it
- * in ids: out bf16 [n][views][dim], view v = weight [dim] * sum over lag of taps [views][tap_count] * row_scale
- * of the row * the row of ids[at[t] - lag], for lags below tap_count that positions[t] allows. row_scale [rows]:
+/* What the retriever's products read. Of token t, which is ids[at[t]] with the tokens of its sequence
+ * before it in ids: out bf16 [n][views][dim], view v = weight [dim] * sum over lag of taps
+ * [views][tap_count] * row_scale of the row * the row of ids[at[t] - lag], for lags below tap_count that
+ * positions[t] allows. row_scale [rows]:
  * 1 / sqrt(mean(x^2) + eps) of each row of the table (bf16). An id past the table gives its last row; an `at`
- * past id_count the last id. Reads each row once for all views. views, tap_count as above, dim % 4 == 0. Bytes:
- * n * dim * 2 * (tap_count + views), of neighbouring tokens all but one row a token from the cache. */
+ * past id_count the last id. Reads each row once for all views. views, tap_count as above, dim % 4 == 0.
+ * Bytes: n * dim * 2 * (tap_count + views), of neighbouring tokens all but one row a token from the cache. */
 struct cuda_mix {
     void *out;
     const void *table;

@@ -186,8 +186,8 @@ static void fetch(struct client *c, struct attachment *a)
         fail_msg("%s", err.text);
     assert_int_equal(frame.kind, FDPASS_DECODER);
     assert_int_equal(frame.fds, card ? 3 : 4);
-    int *fd = card ? fds - 1 : fds; /* a GPU's memory comes without a descriptor */
-    assert_int_equal(segment_map(fd[1], 0, &a->control, &err), 0);
+    int *fd = card ? fds : fds + 1; /* behind that of device memory: a GPU's comes without a descriptor */
+    assert_int_equal(segment_map(fd[0], 0, &a->control, &err), 0);
     f->layout = fake_layout();
     f->h = a->control.at;
     assert_int_equal(control_header_check(f->h, &f->layout, a->control.bytes, &err), 0);
@@ -204,8 +204,8 @@ static void fetch(struct client *c, struct attachment *a)
     assert_int_equal(f->h->device_bytes, frame.value[1]);
     assert_int_equal(a->control.bytes, frame.value[2]);
     f->step = f->h->first_step;
-    a->store_bell = fd[2];
-    a->decoder_bell = fd[3];
+    a->store_bell = fd[1];
+    a->decoder_bell = fd[2];
 }
 
 static void open_msg(struct msg *msg, uint64_t id, const uint32_t *tokens, uint32_t count)

@@ -12,8 +12,8 @@
 
 enum { SEQUENCES = 5, POSITIONS = 1400 };
 
-/* Embeddings of +-1, a power of two for each row: under a norm of ones all are +-1, and sums of them by taps of
- * three bits are exact. */
+/* Embeddings of +-1, a power of two for each row: under a norm of ones all are +-1, and sums of them by
+ * taps of three bits are exact. */
 static float plus_minus(const struct tiny_model *m, const char *name, uint32_t row, uint32_t col)
 {
     uint32_t state = row * 7919u + col * 104729u + 1;
