@@ -269,6 +269,7 @@ int card_create(const struct card_options *o, struct card **ret_card, struct err
     struct card *c = mem_alloc(1, sizeof *c);
     *c = (struct card){.api = api,
                        .config = head_config(o->head),
+                       .compute = o->compute,
                        .context = o->context,
                        .sequences = o->sequences,
                        .mean = o->pool == HEAD_POOL_MEAN};

@@ -28,7 +28,7 @@ struct card_options {
     enum head_pool pool;
     uint32_t context, sequences;
     uint64_t work_bytes;     /* bound of one slice of work, where one query fits; 0: MEMORY_GPU_WORK */
-    struct compute *compute; /* widens the model's tensors at load */
+    struct compute *compute; /* borrowed: widens the model's tensors at load; its pool collects lists */
 };
 
 /* -ENOTSUP: a head, or a context, that the kernels do not serve; -ENOMEM with what was wanted for what and

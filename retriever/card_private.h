@@ -51,6 +51,7 @@ struct card_group {
 };
 
 struct card {
+    struct compute *compute; /* borrowed: its pool collects what comes back */
     const struct gpu_api *api;
     struct gpu *gpu;
     struct CUstream_st *stream;

@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/pool.h"
 #include "retriever/card_private.h"
 
 enum { MASS_SELECTED, MASS_SINKS, MASS_TAIL, MASS_ALL };
@@ -154,33 +155,44 @@ static void queue_slice(struct card *c, const struct rank_item *items, const str
         queue_sum(c, s, MASS_ALL, NULL, c->queries->count, s->keys_max);
 }
 
-/* Lists and masses of a slice whose results lie in pinned memory. */
-static void collect(const struct card *c, const struct rank_item *items, const struct card_slice *s,
-                    int64_t *ret_topk_ns)
+struct collection { /* of the slices in flight, whose results lie in pinned memory */
+    const struct card *card;
+    const struct rank_item *items;
+};
+
+/* List and mass of one item and head. */
+static void collect_list(const struct card *c, const struct rank_item *item, const struct card_slice *s,
+                         uint32_t i, uint32_t h)
 {
-    const uint32_t heads = c->config->kv_heads;
-    for (uint32_t i = 0; i < s->count; i++) {
-        const struct rank_item *item = item_of(c, items, s, i);
-        for (uint32_t h = 0; h < heads; h++) {
-            int64_t begin = clock_now_ns();
-            double mass[CARD_MASSES];
-            for (int m = 0; m < CARD_MASSES; m++)
-                mass[m] = (double)masses_at(c->host_masses, c, s->group, m, s->first + i)[h];
-            double all = c->mean ? 1 : mass[MASS_ALL];
-            double kept = mass[MASS_SELECTED] + mass[MASS_SINKS] + mass[MASS_TAIL];
-            double own = isfinite(kept) && isfinite(all) && all > 0 ? kept / all : (double)NAN;
-            double measured = calibration_at(&c->config->calibration, own);
-            item->found[h] = (struct reach_result){.mass = measured, .mass_base = measured};
-            struct positions *now = &item->now[h];
-            now->count = picks_of(item);
-            if (now->count) /* else there may be no memory */
-                memcpy(now->at, c->host_index + s->index_at + ((uint64_t)i * heads + h) * s->index_stride,
-                       now->count * sizeof *now->at);
-            *ret_topk_ns += clock_now_ns() - begin;
-            if (item->before)
-                positions_difference(&item->added[h], &item->removed[h], now, &item->before[h]);
-        }
-    }
+    double mass[CARD_MASSES];
+    for (int m = 0; m < CARD_MASSES; m++)
+        mass[m] = (double)masses_at(c->host_masses, c, s->group, m, s->first + i)[h];
+    double all = c->mean ? 1 : mass[MASS_ALL];
+    double kept = mass[MASS_SELECTED] + mass[MASS_SINKS] + mass[MASS_TAIL];
+    double own = isfinite(kept) && isfinite(all) && all > 0 ? kept / all : (double)NAN;
+    double measured = calibration_at(&c->config->calibration, own);
+    item->found[h] = (struct reach_result){.mass = measured, .mass_base = measured};
+    struct positions *now = &item->now[h];
+    now->count = picks_of(item);
+    if (now->count) /* else there may be no memory */
+        memcpy(now->at,
+               c->host_index + s->index_at + ((uint64_t)i * c->config->kv_heads + h) * s->index_stride,
+               now->count * sizeof *now->at);
+    if (item->before)
+        positions_difference(&item->added[h], &item->removed[h], now, &item->before[h]);
+}
+
+/* `index` counts the items of all slices. */
+static void collect_item(void *arg, int index, int thread)
+{
+    const struct collection *all = arg;
+    const struct card_slice *s = all->card->slices;
+    uint32_t i = (uint32_t)index;
+    (void)thread;
+    for (; i >= s->count; s++)
+        i -= s->count;
+    for (uint32_t h = 0; h < all->card->config->kv_heads; h++)
+        collect_list(all->card, item_of(all->card, all->items, s, i), s, i, h);
 }
 
 /* Lists whose length follows from the weights: the host walks these, as it does on the CPU. */
@@ -218,12 +230,14 @@ static void flush(struct card *c, const struct rank_item *items, uint32_t *slice
         card_must(c, c->api->copy(c->host_index, c->index, *used * sizeof *c->index, c->stream), "copy");
     card_must(c, c->api->copy(c->host_masses, c->masses, masses * sizeof *c->masses, c->stream), "copy");
     card_must(c, c->api->stream_sync(c->stream), "selection");
-    int64_t done = clock_now_ns(), topk = 0;
+    int64_t done = clock_now_ns();
+    struct collection all = {c, items};
+    int count = 0;
     for (uint32_t i = 0; i < *slices; i++)
-        collect(c, items, &c->slices[i], &topk);
-    times->score_ns += done - begin;
-    times->topk_ns += topk;
-    times->encode_ns += clock_now_ns() - done - topk;
+        count += (int)c->slices[i].count;
+    pool_run(compute_pool(c->compute), count, collect_item, &all);
+    times->score_ns += done - begin; /* Top-K on the card is in it */
+    times->encode_ns += clock_now_ns() - done;
     *slices = 0;
     *used = 0;
 }
