@@ -194,6 +194,15 @@ static void prefill(struct bench *b, const struct pages *pages, const uint32_t *
     }
 }
 
+/* For tests of the whole model that take minutes under sanitizers: a tiny one runs the same code. */
+static void need_speed(void)
+{
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    print_message("[  SKIPPED ] under sanitizers\n");
+    skip();
+#endif
+}
+
 static void check_chunks(const char *path, uint32_t count)
 {
     struct bench b;
@@ -227,6 +236,7 @@ static void test_chunks_tiny(void **state)
 static void test_chunks(void **state)
 {
     (void)state;
+    need_speed();
     check_chunks(SMOLLM2, 70);
 }
 
@@ -280,6 +290,7 @@ static void test_batch_tiny(void **state)
 static void test_batch(void **state)
 {
     (void)state;
+    need_speed();
     check_batch(SMOLLM2, 4);
 }
 
@@ -390,6 +401,7 @@ static void test_places_tiny(void **state)
 static void test_places(void **state)
 {
     (void)state;
+    need_speed();
     check_places(SMOLLM2);
 }
 
@@ -508,10 +520,7 @@ struct bounds {
 /* Teacher-forced. */
 static void check_golden(const char *path, enum compute_activations activations, const struct bounds *bounds)
 {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    print_message("[  SKIPPED ] %s: minutes under sanitizers; the tiny model runs the same code\n", path);
-    skip();
-#endif
+    need_speed();
     struct golden g;
     struct bench b;
     need(path);
