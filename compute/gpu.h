@@ -21,7 +21,7 @@
 #include "base/err.h"
 #include "compute/cuda/kernels.h"
 
-#define GPU_API_VERSION 2
+#define GPU_API_VERSION 3
 #define GPU_API_SYMBOL  "specontext_gpu_api" /* const struct gpu_api *specontext_gpu_api(void) */
 #define GPU_IPC_BYTES   64
 
@@ -87,7 +87,6 @@ struct gpu_api {
     int (*event_create)(struct gpu *gpu, struct gpu_event **ret_event, struct err *err); /* takes times */
     void (*event_free)(struct gpu_event **event);
     int (*event_record)(struct gpu_event *event, struct CUstream_st *stream);
-    int (*event_wait)(struct CUstream_st *stream, struct gpu_event *event);            /* the stream waits */
     int (*event_elapsed)(struct gpu_event *from, struct gpu_event *to, float *ret_ms); /* both done */
 
     /* ---- flags ---- `flag`: device address (host_register, alloc_host or alloc). */

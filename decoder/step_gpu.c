@@ -7,10 +7,12 @@
 #include <sched.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/log.h"
 #include "decoder/inputs_gpu.h"
 #include "decoder/tables_gpu.h"
 #include "link/flag.h"
@@ -50,7 +52,6 @@ struct step_gpu {
     struct consumed consumed[LIMIT_RUNS];
     uint64_t sparse, dense; /* steps: which are measured follows */
     uint32_t direct;        /* so many sparse steps get no graph */
-    int broken;             /* the stream did not end: nothing of it may be freed */
     struct step_gpu_figures figures;
 
     const struct step_record *record; /* of the step that runs */
@@ -98,10 +99,8 @@ static void drop_graphs(struct step_gpu *g)
 void step_gpu_free(struct step_gpu **step)
 {
     struct step_gpu *g = *step;
-    if (!g || g->broken) { /* then memory stays until the process ends */
-        *step = NULL;
+    if (!g)
         return;
-    }
     g->api->stream_sync(g->device->stream);
     drop_graphs(g);
     inputs_gpu_free(&g->inputs);
@@ -342,15 +341,20 @@ static int finish(struct step_gpu *g, struct err *err)
     return r;
 }
 
-/* Lets go of every wait of a step that failed, with no rows, so that it writes nothing, and sees it end. */
-static void give_up(struct step_gpu *g)
+/* Lets go of every wait of a step that failed, with no rows, so that it writes nothing, and sees it end. A
+ * stream that does not end then never will, and neither would a process that frees what it may use: freeing
+ * waits for the stream. */
+static void give_up(struct step_gpu *g, const struct err *why)
 {
     struct err err = {0};
     inputs_gpu_void(g->inputs);
     for (enum places_phase phase = PLACES_EARLY; phase <= PLACES_LATE; phase++)
         inputs_gpu_let_go(g->inputs, phase, g->record->step);
     flag_abort_all(g->control);
-    g->broken = wait_end(g, clock_now_ns() + BREAK_S * CLOCK_S, &err) == -ETIMEDOUT;
+    if (wait_end(g, clock_now_ns() + BREAK_S * CLOCK_S, &err) != -ETIMEDOUT)
+        return;
+    log_error("%s; nor did the GPU's stream end within the %d s after", why->text, BREAK_S);
+    _exit(1);
 }
 
 /* ---- a step ---- */
@@ -416,7 +420,6 @@ static int queue_or_launch(struct step_gpu *g, const struct stepper_spec *spec, 
 int step_gpu_run(struct step_gpu *g, const struct step_record *record, const struct stepper_spec *spec,
                  const struct step_gpu_tables *tables, int32_t *ret_tokens, struct err *err)
 {
-    CHECK(!g->broken);
     g->record = record;
     g->store = tables;
     int r = begin_step(g, spec, err);
@@ -425,7 +428,7 @@ int step_gpu_run(struct step_gpu *g, const struct step_record *record, const str
     if (r == 0)
         r = finish(g, err);
     if (r < 0) {
-        give_up(g);
+        give_up(g, err);
         return r;
     }
     for (uint32_t i = 0; i < record->entries; i++)

@@ -53,7 +53,8 @@ void step_gpu_free(struct step_gpu **step);
 
 /* Computes the posted step of `record`. On success ret_tokens [spec->count] holds the chosen ids, -1 where
  * the logits are not finite; of dropped parts anything. Errors as stepper_run, and -EIO: the GPU is lost.
- * After an error nothing of the step is left on the stream, and no further step can be run. */
+ * After an error nothing of the step is left on the stream, and no further step can be run; where the stream
+ * does not end, the process does: one line, exit code 1. */
 int step_gpu_run(struct step_gpu *g, const struct step_record *record, const struct stepper_spec *spec,
                  const struct step_gpu_tables *tables, int32_t *ret_tokens, struct err *err);
 

@@ -287,22 +287,3 @@ struct hash128 head_fingerprint(const struct head *head)
 {
     return head->fingerprint;
 }
-
-int head_rope(const struct head *head, uint32_t context, struct model_rope *ret_rope, struct err *err)
-{
-    const struct head_config *c = &head->config;
-    *ret_rope = c->rope;
-    if (context <= c->trained_context)
-        return 0;
-    if (c->rope.scaling == MODEL_ROPE_SCALING_LINEAR)
-        return head_refuse(head->path, err, -ENOTSUP,
-                           "trained_context: found %" PRIu32
-                           " with linear scaling, expected at least the %" PRIu32 " positions asked for",
-                           c->trained_context, context);
-    uint32_t stretch = (uint32_t)(((uint64_t)context + c->trained_context - 1) / c->trained_context);
-    if (c->rope.scaling == MODEL_ROPE_SCALING_NONE)
-        ret_rope->original_context = c->trained_context;
-    ret_rope->scaling = MODEL_ROPE_SCALING_YARN;
-    ret_rope->factor = c->rope.factor * (float)stretch;
-    return 0;
-}

@@ -420,18 +420,3 @@ const char *head_features_name(enum head_features features)
 {
     return features_names[features];
 }
-
-void head_rope_text(const struct model_rope *rope, char *ret_text, size_t bytes)
-{
-    char scaling[120];
-    if (rope->scaling == MODEL_ROPE_SCALING_YARN)
-        snprintf(scaling, sizeof scaling, "yarn, factor %g over %" PRIu32 " positions, beta %g to %g",
-                 (double)rope->factor, rope->original_context, (double)rope->beta_fast,
-                 (double)rope->beta_slow);
-    else if (rope->scaling == MODEL_ROPE_SCALING_LINEAR)
-        snprintf(scaling, sizeof scaling, "linear, factor %g", (double)rope->factor);
-    else
-        snprintf(scaling, sizeof scaling, "none");
-    snprintf(ret_text, bytes, "%s, base %g, %" PRIu32 " dimensions, %s pairs%s", scaling, (double)rope->base,
-             rope->dims, pairs_names[rope->halves], rope->freq_factors ? ", frequency factors" : "");
-}

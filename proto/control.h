@@ -66,7 +66,7 @@ struct control_header {
     uint64_t flags_at, steps_at, tables_at, table_bytes; /* table_bytes: of one parity */
     uint32_t layers, groups, row_heads, selection_heads, runs;
     uint32_t sequences_max;
-    uint32_t list_max;       /* positions of one list: the largest budget */
+    uint32_t list_max;       /* room of one list, for the largest budget and one position more */
     uint32_t pages_max;      /* pages of one (sequence, layer) */
     uint32_t slabs_max;      /* slabs of one (sequence, layer) that hold slots */
     uint32_t slots;          /* slots of one (sequence, group, row head) */
@@ -87,7 +87,7 @@ struct control_header {
 enum step_kind {
     STEP_DENSE = 1,  /* full attention over pages (prefill, --attention full) */
     STEP_SPARSE = 2, /* one token an entry, attention over the tables' lists */
-    STEP_RECORD = 3, /* token ids only: nothing is computed, no table is made, no flag beyond STEP_POSTED */
+    STEP_RECORD = 3, /* token ids only: nothing is computed, no table is made; COMMITTED is raised */
 };
 
 enum selection_mode { SELECTION_CURRENT = 0, SELECTION_PREVIOUS = 1, SELECTION_MIXED = 2 };

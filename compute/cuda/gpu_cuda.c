@@ -300,9 +300,14 @@ static int alloc_host(struct gpu *g, uint64_t bytes, void **ret_host, void **ret
     use(g);
     cudaError_t status =
         cudaHostAlloc(ret_host, bytes ? bytes : 1, cudaHostAllocMapped | cudaHostAllocPortable);
+    if (status != cudaSuccess)
+        return gpu_fail(err, status, "pinned memory");
+    status = cudaHostGetDevicePointer(ret_device, *ret_host, 0);
     if (status == cudaSuccess)
-        status = cudaHostGetDevicePointer(ret_device, *ret_host, 0);
-    return status == cudaSuccess ? 0 : gpu_fail(err, status, "pinned memory");
+        return 0;
+    cudaFreeHost(*ret_host);
+    *ret_host = NULL;
+    return gpu_fail(err, status, "pinned memory");
 }
 
 static void free_host(struct gpu *g, void *host)
@@ -315,9 +320,13 @@ static int host_register(struct gpu *g, void *at, uint64_t bytes, void **ret_dev
 {
     use(g);
     cudaError_t status = cudaHostRegister(at, bytes, cudaHostRegisterMapped | cudaHostRegisterPortable);
+    if (status != cudaSuccess)
+        return gpu_fail(err, status, "registering host memory");
+    status = cudaHostGetDevicePointer(ret_device, at, 0);
     if (status == cudaSuccess)
-        status = cudaHostGetDevicePointer(ret_device, at, 0);
-    return status == cudaSuccess ? 0 : gpu_fail(err, status, "registering host memory");
+        return 0;
+    cudaHostUnregister(at);
+    return gpu_fail(err, status, "registering host memory");
 }
 
 static void host_unregister(struct gpu *g, void *at)
@@ -435,11 +444,6 @@ static void event_free(struct gpu_event **event)
 static int event_record(struct gpu_event *event, struct CUstream_st *stream)
 {
     return gpu_status(cudaEventRecord(event->event, stream));
-}
-
-static int event_wait(struct CUstream_st *stream, struct gpu_event *event)
-{
-    return gpu_status(cudaStreamWaitEvent(stream, event->event, 0));
 }
 
 static int event_elapsed(struct gpu_event *from, struct gpu_event *to, float *ret_ms)
@@ -562,7 +566,6 @@ static const struct gpu_api api = {
     .event_create = event_create,
     .event_free = event_free,
     .event_record = event_record,
-    .event_wait = event_wait,
     .event_elapsed = event_elapsed,
     .flag_write = gpu_flag_write,
     .flag_wait = gpu_flag_wait,

@@ -184,7 +184,6 @@ static const struct gpu_api table = {
     .event_create = fakegpu_event_create,
     .event_free = fakegpu_event_free,
     .event_record = fakegpu_event_record,
-    .event_wait = fakegpu_event_wait,
     .event_elapsed = fakegpu_event_elapsed,
     .flag_write = fakegpu_flag_write,
     .flag_wait = fakegpu_flag_wait,

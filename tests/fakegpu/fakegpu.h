@@ -90,7 +90,6 @@ int fakegpu_host_call(struct CUstream_st *stream, void (*call)(void *), void *ar
 int fakegpu_event_create(struct gpu *gpu, struct gpu_event **ret_event, struct err *err);
 void fakegpu_event_free(struct gpu_event **event);
 int fakegpu_event_record(struct gpu_event *event, struct CUstream_st *stream);
-int fakegpu_event_wait(struct CUstream_st *stream, struct gpu_event *event);
 int fakegpu_event_elapsed(struct gpu_event *from, struct gpu_event *to, float *ret_ms);
 int fakegpu_flag_write(uint32_t *flag, uint32_t value, struct CUstream_st *stream);
 int fakegpu_flag_wait(uint32_t *flag, uint32_t value, struct CUstream_st *stream);

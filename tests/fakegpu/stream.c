@@ -330,27 +330,8 @@ static void run_record(struct fakegpu_worker *worker, void *argument)
     pthread_mutex_unlock(&a->event->mutex);
 }
 
-static void run_wait(struct fakegpu_worker *worker, void *argument)
-{
-    const struct event_argument *a = argument;
-    (void)worker;
-    pthread_mutex_lock(&a->event->mutex);
-    while (a->event->done < a->count)
-        pthread_cond_wait(&a->event->moved, &a->event->mutex);
-    pthread_mutex_unlock(&a->event->mutex);
-}
-
 /* Events are done even when the context is broken, so that nobody waits for ever: as flags, see
  * stream_main. */
-static int add_event(struct CUstream_st *stream, void (*run)(struct fakegpu_worker *, void *),
-                     const struct event_argument *a)
-{
-    struct fakegpu_op op = {.run = run, .is_flag = true};
-    memcpy(op.argument, a, sizeof *a);
-    add_item(stream, &op);
-    return 0;
-}
-
 int fakegpu_event_record(struct gpu_event *event, struct CUstream_st *stream)
 {
     if (stream->capture)
@@ -358,17 +339,10 @@ int fakegpu_event_record(struct gpu_event *event, struct CUstream_st *stream)
     pthread_mutex_lock(&event->mutex);
     struct event_argument a = {event, ++event->queued};
     pthread_mutex_unlock(&event->mutex);
-    return add_event(stream, run_record, &a);
-}
-
-int fakegpu_event_wait(struct CUstream_st *stream, struct gpu_event *event)
-{
-    if (stream->capture)
-        return -ENOTSUP;
-    pthread_mutex_lock(&event->mutex);
-    struct event_argument a = {event, event->queued};
-    pthread_mutex_unlock(&event->mutex);
-    return add_event(stream, run_wait, &a);
+    struct fakegpu_op op = {.run = run_record, .is_flag = true};
+    memcpy(op.argument, &a, sizeof a);
+    add_item(stream, &op);
+    return 0;
 }
 
 int fakegpu_event_elapsed(struct gpu_event *from, struct gpu_event *to, float *ret_ms)

@@ -2,12 +2,15 @@
  * around the kernels. Tokens must not depend on residency, company or kind of attention; faults end those
  * whom they concern; broken waits end a step and write nothing. */
 #include <errno.h>
+#include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -335,6 +338,38 @@ static void test_abort_rows(void **state)
     rig_close(&g);
 }
 
+static void never_return(void *arg)
+{
+    for (;;)
+        poll(arg, 0, -1);
+}
+
+/* A GPU whose stream does not end even when nothing holds it: freeing anything would wait for it for ever, so
+ * the process ends by itself. */
+static void test_hung_stream(void **state)
+{
+    (void)state;
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        struct err err = {0};
+        alarm(60);
+        open_gpu();
+        ask(&g, 1, 1, 20, plain(30, 0, SELECTION_CURRENT));
+        while (g.results[1].count < 5)
+            turn(&g);
+        if (g.device->api->host_call(g.device->stream, never_return, NULL))
+            _exit(3);
+        flag_abort(control_flag_at(g.store.control, FLAG_TABLES_LATE));
+        scheduler_turn(g.scheduler, &err);
+        _exit(2);
+    }
+    int status = 0;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 1);
+}
+
 /* Memory is counted by what it is for, and given back. */
 static void test_memory(void **state)
 {
@@ -394,7 +429,7 @@ int main(void)
         cmocka_unit_test(test_faults),       cmocka_unit_test(test_wild_tables),
         cmocka_unit_test(test_abort),        cmocka_unit_test(test_abort_rows),
         cmocka_unit_test(test_short_sets),   cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_other_device),
+        cmocka_unit_test(test_other_device), cmocka_unit_test(test_hung_stream),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

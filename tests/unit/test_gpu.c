@@ -193,27 +193,19 @@ static void test_order(void **state)
     assert_int_equal(api->host_call(rig.stream, note_call, &calls), 0);
     assert_int_equal(api->flag_write(flag + 1, 3, rig.stream), 0);
     assert_int_equal(api->event_record(end, rig.stream), 0);
-    /* A second stream that waits for the first one's event. */
-    struct CUstream_st *other = NULL;
-    assert_int_equal(api->stream_create(rig.gpu, GPU_PRIORITY_HIGH, &other, NULL), 0);
-    assert_int_equal(api->event_wait(other, end), 0);
-    assert_int_equal(api->host_call(other, note_call, &calls), 0);
     assert_int_equal(api->stream_done(rig.stream), 0);
-    assert_int_equal(api->stream_done(other), 0);
     assert_int_equal(api->event_elapsed(begin, end, &ms), -EBUSY);
     assert_int_equal(out[0], 0);
     __atomic_store_n(flag, 5 + 0x40000000u, __ATOMIC_RELEASE); /* far ahead: as an abort does */
-    assert_int_equal(api->stream_sync(other), 0);
-    assert_int_equal(api->stream_sync(rig.stream), 0); /* the event was its last work, not its end */
+    assert_int_equal(api->stream_sync(rig.stream), 0);
     assert_int_equal(api->stream_done(rig.stream), 1);
     assert_int_equal(out[1], 0x11111111);
-    assert_int_equal(__atomic_load_n(&calls, __ATOMIC_ACQUIRE), 2);
+    assert_int_equal(__atomic_load_n(&calls, __ATOMIC_ACQUIRE), 1);
     assert_int_equal(flag[1], 3);
     assert_int_equal(api->event_elapsed(begin, end, &ms), 0);
     assert_true(ms >= 0);
     api->event_free(&begin);
     api->event_free(&end);
-    api->stream_free(rig.gpu, &other);
     rig_close(&rig);
 }
 

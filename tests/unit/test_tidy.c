@@ -1,6 +1,6 @@
-/* The house rules that a machine can check: who may include whom, sizes of files, banned calls, a comment at
- * the top of every source, and that the protocol's and shared memory's documents name what the headers have.
- * Runs in the repository's root. */
+/* The house rules that a machine can check: who may include whom, sizes of files, banned calls, functions
+ * that are defined twice, a comment at the top of every source, and that the protocol's and shared memory's
+ * documents name what the headers have. Runs in the repository's root. */
 #include <ctype.h>
 #include <ftw.h>
 #include <setjmp.h>
@@ -282,6 +282,65 @@ static int count_calls(const char *folder, const char *const *names, const char 
     return bad;
 }
 
+/* The name of the function whose body opens at `brace`, if others can see it; 0 bytes: none. */
+static const char *function_at(const char *text, const char *brace, size_t *ret_bytes)
+{
+    const char *begin = brace, *at;
+    *ret_bytes = 0;
+    while (begin > text && strncmp(begin, "\n\n", 2) && strncmp(begin, "*/\n", 3))
+        begin--;
+    for (at = begin; at < brace; at++)
+        if (!strncmp(at, "static ", 7))
+            return NULL;
+    begin += 2;
+    const char *end = memchr(begin, '(', (size_t)(brace - begin));
+    if (!end)
+        return NULL; /* a table or a struct */
+    for (at = end; at > begin && (isalnum((unsigned char)at[-1]) || at[-1] == '_');)
+        at--;
+    *ret_bytes = (size_t)(end - at);
+    return at;
+}
+
+/* Whether a file behind `first`, in the same folder, has a function of that name too. */
+static bool defined_again(int first, const char *name, size_t bytes)
+{
+    size_t folder = (size_t)(strrchr(files[first].path, '/') - files[first].path) + 1;
+    for (int i = first + 1; i < file_count; i++) {
+        if (is_header(&files[i]) || strncmp(files[i].path, files[first].path, folder) ||
+            strchr(files[i].path + folder, '/'))
+            continue;
+        for (const char *at = files[i].text; (at = strstr(at, "\n{\n")); at++) {
+            size_t n;
+            const char *other = function_at(files[i].text, at, &n);
+            if (n != bytes || memcmp(other, name, n))
+                continue;
+            print_error("%s: %.*s: defined in %s too\n", files[i].path, (int)n, name, files[first].path);
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A linker takes the first of two from an archive and says nothing. */
+static void test_functions_are_defined_once(void **state)
+{
+    (void)state;
+    int bad = 0, found = 0;
+    for (int i = 0; i < file_count; i++) {
+        if (is_header(&files[i]) || in_folder(&files[i], "tests") || in_folder(&files[i], "bench"))
+            continue;
+        for (const char *at = files[i].text; (at = strstr(at, "\n{\n")); at++) {
+            size_t n;
+            const char *name = function_at(files[i].text, at, &n);
+            found += n > 0;
+            bad += n > 0 && defined_again(i, name, n);
+        }
+    }
+    assert_true(found > 100);
+    assert_int_equal(bad, 0);
+}
+
 static void test_banned_calls(void **state)
 {
     (void)state;
@@ -364,6 +423,7 @@ int main(void)
         cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_columns),
         cmocka_unit_test(test_top_comments),
+        cmocka_unit_test(test_functions_are_defined_once),
         cmocka_unit_test(test_banned_calls),
         cmocka_unit_test(test_no_marks_of_unfinished_work),
         cmocka_unit_test(test_documents_name_everything),
