@@ -14,7 +14,7 @@
 
 #include "base/alloc.h"
 
-enum { WORKSPACE_BYTES = 32 << 20, DRIVER_VERSION = 12000 };
+enum { WORKSPACE_BYTES = 32 << 20, DRIVER_VERSION = 12000, PLANS_MAX = 256 };
 
 struct plan {
     struct cuda_matmul_shape shape;
@@ -26,8 +26,8 @@ struct gpu {
     cublasLtHandle_t handle;
     void *workspace;
     uint64_t library_bytes;
-    struct plan *plans; /* by use, unordered: some dozens */
-    uint32_t plan_count, plan_room;
+    struct plan plans[PLANS_MAX]; /* those used often in front */
+    uint32_t plan_count;
 };
 
 struct gpu_event {
@@ -223,7 +223,6 @@ static void close_gpu(struct gpu **gpu)
     cudaDeviceSynchronize();
     for (uint32_t i = 0; i < g->plan_count; i++)
         cuda_matmul_plan_free(&g->plans[i].plan);
-    mem_free(&g->plans);
     if (g->workspace)
         cudaFree(g->workspace);
     if (g->handle)
@@ -464,11 +463,19 @@ static int by_gemv(const struct cuda_matmul_shape *s)
     return s->n <= 2 && s->out_type == DTYPE_F32 && s->cols % 8 == 0;
 }
 
+/* Each use brings a plan one place further to the front. */
 static struct plan *find_plan(struct gpu *g, const struct cuda_matmul_shape *shape)
 {
-    for (uint32_t i = 0; i < g->plan_count; i++)
-        if (same_shape(&g->plans[i].shape, shape))
-            return &g->plans[i];
+    for (uint32_t i = 0; i < g->plan_count; i++) {
+        if (!same_shape(&g->plans[i].shape, shape))
+            continue;
+        if (i == 0)
+            return &g->plans[0];
+        struct plan before = g->plans[i - 1];
+        g->plans[i - 1] = g->plans[i];
+        g->plans[i] = before;
+        return &g->plans[i - 1];
+    }
     return NULL;
 }
 
@@ -500,10 +507,8 @@ static int matmul_prepare(struct gpu *g, const struct cuda_matmul_shape *shape, 
     if (r < 0)
         return err_set(err, r, "GPU: cuBLASLt has no product of %u x %u with %u tokens", shape->rows,
                        shape->cols, shape->n);
-    if (g->plan_count == g->plan_room) {
-        g->plan_room = g->plan_room ? 2 * g->plan_room : 64;
-        g->plans = mem_resize(g->plans, g->plan_room, sizeof *g->plans);
-    }
+    if (g->plan_count == PLANS_MAX) /* prompts come in many lengths; what a graph captured needs no plan */
+        cuda_matmul_plan_free(&g->plans[--g->plan_count].plan);
     g->plans[g->plan_count++] = plan;
     return 0;
 }
