@@ -151,6 +151,17 @@ static void test_too_little_memory(void **state)
     runcase_free(&c);
 }
 
+/* Contexts shorter than sinks and window. */
+static void test_short_context(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    EXPECT(0, "", "run", "-m", RUNCASE_MODEL, "-p", "Once upon", "-n", "8", "-c", "8");
+    EXPECT(0, "", "run", "-m", RUNCASE_MODEL, "-p", "Once upon", "-n", "70", "-c", "64", "--ignore-eos",
+           "--min-mass", "0.9");
+    EXPECT(0, "", "bench", "-m", RUNCASE_MODEL, "-p", "16", "-n", "2", "--repeats", "1");
+}
+
 /* The reader of standard output goes away. */
 static void test_closed_output(void **state)
 {
@@ -242,6 +253,7 @@ int main(void)
         cmocka_unit_test(test_bad_head),
         cmocka_unit_test(test_too_little_memory),
         cmocka_unit_test(test_report_places),
+        cmocka_unit_test(test_short_context),
         cmocka_unit_test(test_closed_output),
         cmocka_unit_test(test_absent_streams),
         cmocka_unit_test(test_status),
