@@ -323,7 +323,7 @@ static void on_done(void *arg, uint32_t request, const struct msg_done *done)
     }
     bool timed = b->rows[b->row].kind == BENCH_DECODE && b->round != BENCH_ROUND_BUILD;
     if (timed && !b->end_ns && !b->ending) {
-        set_error(b, "a sequence ended before all were timed together; expected fewer --parallel");
+        set_error(b, "a sequence ended before all were timed together; expected fewer --requests");
         end_parts(b);
     }
     end_round(b);
