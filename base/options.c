@@ -110,9 +110,9 @@ static void describe(const struct option_entry *o, char *ret, size_t bytes)
         break;
     default:
         if (o->most != 0)
-            snprintf(ret, bytes, "a number from %g to %g", o->least, o->most);
+            snprintf(ret, bytes, "a number from %.10g to %.10g", o->least, o->most);
         else
-            snprintf(ret, bytes, "a number, at least %g", o->least);
+            snprintf(ret, bytes, "a number, at least %.10g", o->least);
     }
 }
 

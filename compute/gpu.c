@@ -17,7 +17,15 @@ static const struct gpu_api *loaded;
 
 int gpu_named(const char *device)
 {
-    return device && (!strncmp(device, "cuda", 4) || !strncmp(device, "GPU-", 4));
+    if (!device)
+        return 0;
+    if (!strncmp(device, "GPU-", 4))
+        return device[4] != 0;
+    if (strncmp(device, "cuda", 4) != 0)
+        return 0;
+    const char *at = device + 4;
+    size_t digits = *at == ':' ? strspn(at + 1, "0123456789") : 0;
+    return !*at || (digits > 0 && digits <= 4 && !at[1 + digits]);
 }
 
 static int library_path(char ret[PATH_MAX], struct err *err)

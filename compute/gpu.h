@@ -140,7 +140,7 @@ struct gpu_api {
 /* Loads the library once a process; the table stays. -ENOENT or -EPROTO (another version) with the path. */
 int gpu_load(const struct gpu_api **ret_api, struct err *err);
 
-/* Whether a device's name means a GPU: "cuda", "cuda:N", "GPU-...". */
+/* Whether a device's name means a GPU: "cuda", "cuda:N" with up to four digits, "GPU-...". */
 int gpu_named(const char *device);
 
 #endif

@@ -138,6 +138,7 @@ static void end_time(struct bench *b)
 static void send_round(struct bench *b)
 {
     const struct bench_options *o = &b->options;
+    struct run_lists lists = run_options_lists(&o->run, b->context);
     struct bench_row *row = &b->rows[b->row];
     memset(b->streams, 0, sizeof b->streams);
     b->request = bench_plan_request(o, row, b->round);
@@ -154,12 +155,12 @@ static void send_round(struct bench *b)
                      (o->run.attention == RUN_FULL ? (uint32_t)GENERATE_FULL : 0),
             .max_tokens = b->request.generate,
             .selection = o->run.selection,
-            .budget = o->run.budget < b->context ? o->run.budget : b->context,
+            .budget = lists.budget,
             .budget_max = run_options_budget_max(&o->run, b->context),
             .min_mass = o->run.min_mass,
             .budget_top_p = o->run.budget_top_p,
-            .sinks = o->run.sinks,
-            .window = o->run.window,
+            .sinks = lists.sinks,
+            .window = lists.window,
             .sampling = {.top_p = 1, .repeat_penalty = 1},
             .tokens = {.at = b->ids, .count = b->request.prompt},
         };
@@ -322,7 +323,7 @@ static void on_done(void *arg, uint32_t request, const struct msg_done *done)
     }
     bool timed = b->rows[b->row].kind == BENCH_DECODE && b->round != BENCH_ROUND_BUILD;
     if (timed && !b->end_ns && !b->ending) {
-        set_error(b, "a sequence ended before all were timed together; expected fewer --parallel");
+        set_error(b, "a sequence ended before all were timed together; expected fewer --requests");
         end_parts(b);
     }
     end_round(b);

@@ -46,8 +46,10 @@ int bench_plan_context(const struct bench_options *o, uint32_t most, uint32_t *r
         longest = o->depths[i] > longest ? o->depths[i] : longest;
     longest += tokens + 1;
     if (longest > most)
-        return err_set(err, -E2BIG, "--depth: found sequences of %llu tokens, but the model was made for %u",
-                       (unsigned long long)longest, most);
+        return err_set(
+            err, -E2BIG,
+            "--depth, --prompt, --generate: found sequences of %llu tokens, but the model was made for %u",
+            (unsigned long long)longest, most);
     longest = (longest + BLOCK_TOKENS - 1) / BLOCK_TOKENS * BLOCK_TOKENS;
     *ret_context = longest < most ? (uint32_t)longest : most;
     return 0;

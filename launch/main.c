@@ -114,5 +114,12 @@ int main(int argc, char **argv)
     else if (!strcmp(name, "--version"))
         name = "version";
     const struct command *command = find_command(name);
-    return command ? command->run(argc - 1, argv + 1) : unknown_command(name);
+    if (!command)
+        return unknown_command(name);
+    int code = command->run(argc - 1, argv + 1);
+    if (code == 0 && (fflush(stdout) || ferror(stdout))) {
+        fprintf(stderr, "specontext: standard output: %s\n", strerror(errno));
+        code = 1;
+    }
+    return code;
 }

@@ -51,7 +51,8 @@ struct run {
     struct run_options options;
     struct model *model;
     struct tokenizer *tokenizer;
-    uint32_t context, budget, budget_max; /* in force */
+    uint32_t context, budget_max; /* in force */
+    struct run_lists lists;       /* in force */
     uint64_t seed;
     char head[PATH_MAX];
     struct prompts prompts;
@@ -160,9 +161,9 @@ static void describe_request(const struct run *run, uint32_t request, struct msg
                  (o->no_prefix ? 0 : (uint32_t)GENERATE_REUSE),
         .max_tokens = o->tokens,
         .selection = o->selection,
-        .budget = run->budget,
-        .sinks = o->sinks,
-        .window = o->window,
+        .budget = run->lists.budget,
+        .sinks = run->lists.sinks,
+        .window = run->lists.window,
         .budget_max = run->budget_max,
         .min_mass = o->min_mass,
         .budget_top_p = o->budget_top_p,
@@ -381,7 +382,7 @@ static int prepare(struct run *run, struct err *err)
     if (o->context > most)
         return err_set(err, -EINVAL, "--ctx-size: found %u, but the model was made for %u", o->context, most);
     run->context = o->context ? o->context : most;
-    run->budget = o->budget < run->context ? o->budget : run->context;
+    run->lists = run_options_lists(o, run->context);
     run->budget_max = run_options_budget_max(o, run->context);
     run->seed = o->seed < 0 ? hash_random_id() >> 1 : (uint64_t)o->seed;
     r = tokenizer_create(run->model, &run->tokenizer, err);
@@ -424,7 +425,7 @@ static void tell(struct run *run)
         .model_name = model_name(run->model),
         .head = run->head,
         .context = run->context,
-        .budget = run->budget,
+        .budget = run->lists.budget,
         .budget_max = run->budget_max,
         .seed = run->seed,
         .sequences = run->sequences,

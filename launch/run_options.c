@@ -159,6 +159,19 @@ uint32_t run_options_budget_max(const struct run_options *o, uint32_t context)
     return most < context ? (uint32_t)most : context;
 }
 
+struct run_lists run_options_lists(const struct run_options *o, uint32_t context)
+{
+    struct run_lists ret = {o->budget, o->sinks, o->window};
+    if (ret.budget < context)
+        return ret;
+    ret.budget = context;
+    if (ret.sinks > context - 1)
+        ret.sinks = context - 1;
+    if (ret.window > context - 1 - ret.sinks)
+        ret.window = context - 1 - ret.sinks;
+    return ret;
+}
+
 int run_options_check_devices(struct run_options *o, struct err *err)
 {
     if (!o->retriever_device)

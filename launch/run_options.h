@@ -60,6 +60,13 @@ int run_options_check_offload(const struct run_options *options, struct err *err
 /* The largest budget of a list that may grow, in a context of so many positions. */
 uint32_t run_options_budget_max(const struct run_options *options, uint32_t context);
 
+/* Budget, sinks and window as they are asked for in a context of so many positions (at least 2): a budget
+ * that holds the whole context is cut to it, and then sinks and window to what it has room for. */
+struct run_lists {
+    uint32_t budget, sinks, window;
+};
+struct run_lists run_options_lists(const struct run_options *options, uint32_t context);
+
 /* "current", "sparse", "max": a choice's name as the option spells it. */
 const char *run_options_selection_name(const struct run_options *options);
 const char *run_options_attention_name(const struct run_options *options);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <yajl/yajl_gen.h>
 
@@ -155,6 +156,9 @@ static int sync_folder(const char *path)
 
 static int write_file(const char *path, yajl_gen gen, const struct safetensors_entry **order, uint32_t count)
 {
+    struct stat st; /* renaming would put a file in the place of a device or a FIFO */
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))
+        return S_ISDIR(st.st_mode) ? -EISDIR : -EINVAL;
     size_t room = strlen(path) + 32;
     char *temporary = mem_alloc(room, 1);
     snprintf(temporary, room, "%s.%ld.tmp", path, (long)getpid());

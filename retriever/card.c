@@ -237,9 +237,11 @@ static int upload(struct card *c, const struct card_options *o, struct err *err)
     int synced = c->api->stream_sync(c->stream);
     mem_free(&at);
     rc = rc < 0 ? rc : synced;
-    return rc < 0
-               ? err_set(err, rc, "GPU %s: upload of the head: %s", c->api->info(c->gpu)->uuid, strerror(-rc))
-               : 0;
+    if (rc == 0)
+        return 0;
+    if (c->api->check(c->gpu, err) == 0)
+        err_set(err, rc, "%s", strerror(-rc));
+    return err_prefix(err, rc, "GPU %s: upload of the head", c->api->info(c->gpu)->uuid);
 }
 
 /* For the arithmetic of memory_gpu.h. */

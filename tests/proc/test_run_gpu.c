@@ -188,6 +188,20 @@ static void test_a_card_that_fails(void **state)
     runcase_free(&c);
 }
 
+/* So does one while the head goes up; the cause is named. */
+static void test_a_card_that_fails_at_the_start(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    struct runcase c;
+    setenv("SPECONTEXT_FAKEGPU_FAIL", "1", 1);
+    RUNCASE_START(&c, "-p", "Once upon a time", "-n", "4", "--retriever-device", "cuda:1");
+    runcase_end(&c, 1, clock_now_ns() + RUNCASE_START_S * CLOCK_S);
+    unsetenv("SPECONTEXT_FAKEGPU_FAIL");
+    expect_line(&c, "upload of the head: launch 1 failed on demand: an illegal memory access");
+    runcase_free(&c);
+}
+
 /* Parts that wait for one another on the card are let go when one dies, wherever layers lie. */
 static void kill_part(enum runcase_part part, const char *offload)
 {
@@ -229,11 +243,12 @@ static void test_kill_decoder(void **state)
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_retriever_alone),    cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_a_card_that_fails),  cmocka_unit_test(test_residency_current),
-        cmocka_unit_test(test_residency_previous), cmocka_unit_test(test_residency_mixed),
-        cmocka_unit_test(test_memory_is_bounded),  cmocka_unit_test(test_kill_kvstore),
-        cmocka_unit_test(test_kill_retriever),     cmocka_unit_test(test_kill_decoder),
+        cmocka_unit_test(test_retriever_alone),   cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_a_card_that_fails), cmocka_unit_test(test_a_card_that_fails_at_the_start),
+        cmocka_unit_test(test_residency_current), cmocka_unit_test(test_residency_previous),
+        cmocka_unit_test(test_residency_mixed),   cmocka_unit_test(test_memory_is_bounded),
+        cmocka_unit_test(test_kill_kvstore),      cmocka_unit_test(test_kill_retriever),
+        cmocka_unit_test(test_kill_decoder),
     };
     return cmocka_run_group_tests(tests, set_up, runcase_tear_down);
 }

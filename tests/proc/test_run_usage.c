@@ -57,6 +57,21 @@ static void test_usage(void **state)
     EXPECT(0, "", "version");
 }
 
+/* What tells something and cannot has failed. */
+static void test_full_output(void **state)
+{
+    (void)state;
+    char command[PATH_MAX + 64];
+    snprintf(command, sizeof command, "exec '%s' help >/dev/full", proc_program("specontext"));
+    const char *argv[] = {"/bin/sh", "-c", command, NULL};
+    struct proc p;
+    proc_start(&p, argv, NULL);
+    assert_true(proc_wait(&p, clock_now_ns() + SHORT_NS));
+    if (!proc_exited(&p, 1) || !p.err.text || !strstr(p.err.text, "standard output: No space left"))
+        fail_msg("found status %x and '%s'", p.status, p.err.text ? p.err.text : "");
+    proc_free(&p);
+}
+
 static void expect_few_files(const char *program, const char *arguments)
 {
     char command[PATH_MAX + 128];
@@ -151,6 +166,17 @@ static void test_too_little_memory(void **state)
     runcase_free(&c);
 }
 
+/* Contexts shorter than sinks and window. */
+static void test_short_context(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    EXPECT(0, "", "run", "-m", RUNCASE_MODEL, "-p", "Once upon", "-n", "8", "-c", "8");
+    EXPECT(0, "", "run", "-m", RUNCASE_MODEL, "-p", "Once upon", "-n", "70", "-c", "64", "--ignore-eos",
+           "--min-mass", "0.9");
+    EXPECT(0, "", "bench", "-m", RUNCASE_MODEL, "-p", "16", "-n", "2", "--repeats", "1");
+}
+
 /* The reader of standard output goes away. */
 static void test_closed_output(void **state)
 {
@@ -178,6 +204,7 @@ static void test_absent_streams(void **state)
     } cases[] = {{">&-", 1, "standard output: Bad file descriptor"},
                  {"2>&-", 0, ""},
                  {"<&-", 0, ""},
+                 {">/dev/full", 1, "standard output: No space left"},
                  {"<&- >&- 2>&-", 1, ""}};
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
         char line[64];
@@ -242,6 +269,8 @@ int main(void)
         cmocka_unit_test(test_bad_head),
         cmocka_unit_test(test_too_little_memory),
         cmocka_unit_test(test_report_places),
+        cmocka_unit_test(test_short_context),
+        cmocka_unit_test(test_full_output),
         cmocka_unit_test(test_closed_output),
         cmocka_unit_test(test_absent_streams),
         cmocka_unit_test(test_status),

@@ -109,12 +109,34 @@ static void test_refusals(void **state)
         {"--system", "x", "--system"},
         {"-c", "1", "--ctx-size"},
         {"--sequences", "65", "--sequences"},
+        {"--max-budget", "1048577", "--max-budget: found '1048577', expected a number from 0 to 1048576"},
+        {"--device", "cuda:", "--device: found cuda:, "},
+        {"--device", "cuda:x", "--device: found cuda:x, "},
+        {"--device", "cuda:-1", "--device: found cuda:-1, "},
+        {"--device", "cuda:99999", "--device: found cuda:99999, "},
+        {"--device", "cuda0", "--device: found cuda0, "},
+        {"--device", "GPU-", "--device: found GPU-, "},
+        {"--retriever-device", "cuda: 1", "--retriever-device: found cuda: 1, "},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *argv[] = {"run", "-m", "x", "-p", "y", cases[i][0], cases[i][1]};
         int r = parse(argv, cases[i][1] ? 7 : 6);
         if (r != -EINVAL || !strstr(err.text, cases[i][2]))
             fail_msg("%s %s: found %d '%s'", cases[i][0], cases[i][1] ? cases[i][1] : "", r, err.text);
+    }
+}
+
+/* In a context that the budget holds whole, sinks, window and the token itself fit into the budget. */
+static void test_lists_of_a_short_context(void **state)
+{
+    (void)state;
+    static const uint32_t contexts[] = {2, 3, 5, 6, 64, 68, 69, 70, 1023, 1024, 1025, 8192};
+    assert_int_equal(PARSE("-m", "x", "-p", "y"), 0);
+    for (size_t i = 0; i < sizeof contexts / sizeof *contexts; i++) {
+        struct run_lists l = run_options_lists(&options, contexts[i]);
+        assert_int_equal(l.budget, contexts[i] < 1024 ? contexts[i] : 1024);
+        assert_true(l.sinks + l.window + 1 <= l.budget);
+        assert_true(contexts[i] < 69 || (l.sinks == 4 && l.window == 64));
     }
 }
 
@@ -159,6 +181,7 @@ int main(void)
         cmocka_unit_test(test_prompt_that_looks_like_an_option),
         cmocka_unit_test(test_help),
         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_lists_of_a_short_context),
         cmocka_unit_test(test_what_must_be_there),
         cmocka_unit_test(test_help_text),
     };

@@ -268,6 +268,17 @@ static void test_write_refused(void **state)
     const struct safetensors_content none = {0};
     assert_int_equal(safetensors_write("/nonexistent/x.safetensors", &none, &err), -ENOENT);
     assert_non_null(strstr(err.text, "/nonexistent/x.safetensors"));
+    char place[] = "/tmp/specontext-test-XXXXXX", fifo[64];
+    struct stat st;
+    assert_non_null(mkdtemp(place));
+    snprintf(fifo, sizeof fifo, "%s/fifo", place);
+    assert_int_equal(mkfifo(fifo, 0600), 0);
+    assert_int_equal(safetensors_write(fifo, &none, &err), -EINVAL);
+    assert_int_equal(safetensors_write(place, &none, &err), -EISDIR);
+    assert_int_equal(lstat(fifo, &st), 0);
+    assert_true(S_ISFIFO(st.st_mode)); /* what is no file stays what it is */
+    unlink(fifo);
+    assert_int_equal(rmdir(place), 0);
 }
 
 int main(void)
