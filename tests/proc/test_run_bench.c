@@ -190,7 +190,7 @@ static void test_refusals(void **state)
     (void)state;
     runcase_need_model();
     assert_null(BENCH(2, "--depth", "-d", "x"));
-    assert_null(BENCH(1, "--depth: found sequences of", "-d", "16384"));
+    assert_null(BENCH(1, "--generate: found sequences of", "-d", "16384"));
     assert_null(BENCH(2, "--offload-layers: not together", "--no-offload", "--offload-layers", "3"));
     assert_null(BENCH(1, "cuda:7: no such GPU: 2 visible", "--device", "cuda:7"));
 }
