@@ -77,16 +77,16 @@ int pass_gpu_collect(struct pass_gpu *f, struct pass_gpu_times *to)
         [PART_OTHER] = &to->compute.other,
         [PART_SAMPLING] = &to->sampling,
     };
-    for (uint32_t i = 1; i < f->marks; i++) {
+    uint32_t marks = f->marks;
+    f->marks = 0; /* also after an error: they are of this step alone */
+    for (uint32_t i = 1; i < marks; i++) {
         float ms;
         int r = f->api->event_elapsed(f->events[i - 1], f->events[i], &ms);
         if (r < 0)
             return r;
         *accounts[f->parts[i]] += (int64_t)((double)ms * 1e6);
     }
-    int measured = f->marks > 1;
-    f->marks = 0;
-    return measured;
+    return marks > 1;
 }
 
 /* ---- creation ---- */

@@ -83,12 +83,14 @@ int gpu_capture_end(struct gpu *gpu, struct CUstream_st *stream, struct gpu_grap
     capture = NULL;
     capture_stream = NULL;
     *ret_graph = NULL;
+    if (!g)
+        return err_set(err, -EINVAL, "GPU: no capture goes on in this thread");
     cudaGraph_t graph = NULL;
     cudaError_t status = cudaStreamEndCapture(stream, &graph);
-    if (status == cudaSuccess && g)
+    if (status == cudaSuccess)
         status = cudaGraphInstantiate(&g->exec, graph, 0);
     /* The nodes name places in the graph they were captured into: it stays as long as the instance. */
-    if (status != cudaSuccess || !g) {
+    if (status != cudaSuccess) {
         if (graph)
             cudaGraphDestroy(graph);
         mem_free(&g);
