@@ -146,7 +146,9 @@ static void fail(struct device_gpu *g, int code)
     if (g->error.code)
         return;
     if (g->api->check(g->gpu, &g->error) == 0)
-        err_set(&g->error, code, "work was refused: %s", strerror(-code));
+        err_set(&g->error, code,
+                code == -ETIMEDOUT ? "its work did not end in time: %s" : "work was refused: %s",
+                strerror(-code));
     err_prefix(&g->error, code, "GPU %s", g->info.uuid);
 }
 
