@@ -106,7 +106,8 @@ struct gpu_api {
     /* ---- products ---- the device's cuBLASLt handle and workspace are the gpu's own. Plans are kept by
      * (rows, cols, n, out_type, bias, accumulate): made at the first use, which must not be inside a capture
      * (call matmul_prepare for each shape before). out [n][rows] f32 or bf16 = w [rows][cols] bf16 times
-     * x [n][cols] bf16 (+ bias) (+ out). n <= 2 goes through cuda_gemv. */
+     * x [n][cols] bf16 (+ bias) (+ out). n <= 2 with out f32 goes through
+     * cuda_gemv. */
     int (*matmul_prepare)(struct gpu *gpu, const struct cuda_matmul_shape *shape, struct err *err);
     int (*matmul)(struct gpu *gpu, const struct cuda_matmul_shape *shape, const struct cuda_matmul *matmul,
                   struct CUstream_st *stream);
