@@ -14,7 +14,6 @@
 #include "kvstore/step.h"
 #include "link/flag.h"
 
-#define LIST_ALIGN  16u /* positions: lists begin on cache lines */
 #define PIECE_ALIGN 16u /* bytes that the kernels move at a time */
 #define PAGE        4096u
 
@@ -114,11 +113,6 @@ static uint32_t budget_max(const struct planner *p)
     return budget < p->layout.context_max ? budget : p->layout.context_max;
 }
 
-static uint32_t min_u32(uint32_t a, uint32_t b)
-{
-    return a < b ? a : b;
-}
-
 /* The part of the control segment that the GPU writes to: whole pages up to the end of the flags. */
 static uint64_t flags_bytes(const struct control_header *h)
 {
@@ -153,8 +147,7 @@ int planner_attach(struct planner *p, uint64_t decoder_epoch, struct err *err)
         .decoder_epoch = decoder_epoch,
         .device_bytes = p->device.bytes,
         .sequences_max = p->options.sequences,
-        /* A set that is one step old leaves one position more to the window. */
-        .list_max = min_u32(budget_max(p) + 1, p->layout.context_max) / LIST_ALIGN * LIST_ALIGN + LIST_ALIGN,
+        .list_max = control_list_max(budget_max(p), p->layout.context_max),
         .slots = slots < ELASTIC_SLOTS_MAX ? (uint32_t)slots : ELASTIC_SLOTS_MAX,
         .first_step = 1,
     };

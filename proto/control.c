@@ -58,6 +58,13 @@ static void derive(struct control_header *h, const struct kv_layout *layout)
     h->checksum = checksum(h);
 }
 
+uint32_t control_list_max(uint32_t budget, uint32_t context)
+{
+    enum { ALIGN = 16 };
+    uint32_t most = budget < context ? budget + 1 : context;
+    return most / ALIGN * ALIGN + ALIGN;
+}
+
 void control_header_init(struct control_header *h, const struct kv_layout *layout,
                          const struct control_params *params)
 {

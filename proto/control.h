@@ -165,6 +165,8 @@ struct control_params {
     const uint8_t *device_handle; /* CUDA only */
 };
 
+/* Places of one list: the budget, one more for `previous`, rounded up to cache lines. */
+uint32_t control_list_max(uint32_t budget, uint32_t context);
 /* Fills a header, offsets and checksum included. */
 void control_header_init(struct control_header *header, const struct kv_layout *layout,
                          const struct control_params *params);

@@ -52,8 +52,9 @@ void memory_gpu_retriever(const struct memory_gpu_head *h, uint32_t context, uin
 uint64_t memory_gpu_tables(const struct kv_layout *layout, const struct memory_gpu_load *load)
 {
     struct control_header h;
-    struct control_params params = {
-        .sequences_max = load->sequences, .list_max = load->budget, .slots = load->slots};
+    struct control_params params = {.sequences_max = load->sequences,
+                                    .list_max = control_list_max(load->budget, layout->context_max),
+                                    .slots = load->slots};
     control_header_init(&h, layout, &params);
     return h.table_bytes;
 }
