@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/pool.h"
+#include "base/trace.h"
 #include "retriever/card_private.h"
 
 enum { MASS_SELECTED, MASS_SINKS, MASS_TAIL, MASS_ALL };
@@ -226,11 +227,13 @@ static void flush(struct card *c, const struct rank_item *items, uint32_t *slice
 {
     uint64_t masses = (uint64_t)LIMIT_SEQUENCES * c->config->kv_heads * CARD_MASSES * c->config->groups;
     int64_t begin = clock_now_ns();
+    trace(TRACE_QUEUED, trace_step);
     if (*used)
         card_must(c, c->api->copy(c->host_index, c->index, *used * sizeof *c->index, c->stream), "copy");
     card_must(c, c->api->copy(c->host_masses, c->masses, masses * sizeof *c->masses, c->stream), "copy");
     card_must(c, c->api->stream_sync(c->stream), "selection");
     int64_t done = clock_now_ns();
+    trace(TRACE_RANKED, trace_step);
     struct collection all = {c, items};
     int count = 0;
     for (uint32_t i = 0; i < *slices; i++)

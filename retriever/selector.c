@@ -12,6 +12,7 @@
 #include "base/alloc.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/trace.h"
 #include "retriever/projection.h"
 #include "retriever/keys.h"
 #include "retriever/positions.h"
@@ -533,6 +534,8 @@ void selector_step(struct selector *s, uint32_t step, const struct msg_step *msg
 {
     struct rank_times times = {0};
     int64_t begin = clock_now_ns();
+    trace_step = step;
+    trace(TRACE_BEGUN, step);
     begin_result(s, result, step);
     uint32_t parts = plan(s, msg, result);
     if (s->card)
@@ -554,8 +557,10 @@ void selector_step(struct selector *s, uint32_t step, const struct msg_step *msg
     else
         rank_run(s->rank, s->items, s->work_count * s->head->groups, &times);
     int64_t ranked = clock_now_ns();
+    trace(TRACE_COMPARED, step);
     for (uint32_t i = 0; i < s->work_count; i++)
         finish(s, i, result);
+    trace(TRACE_ANSWERED, step);
     count_step(s, result, appended - begin, clock_now_ns() - ranked, &times);
 }
 
