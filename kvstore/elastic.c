@@ -510,6 +510,14 @@ void elastic_occupied(const struct elastic *e, uint32_t group, struct elastic_lo
     }
 }
 
+bool elastic_has_no_slots(const struct elastic *e)
+{
+    for (uint32_t g = 0; g < e->layout.groups; g++)
+        if (e->attached[g])
+            return false;
+    return true;
+}
+
 uint64_t elastic_selected_rows(const struct elastic *e, uint32_t group)
 {
     uint64_t rows = 0;

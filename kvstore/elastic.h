@@ -113,6 +113,9 @@ void elastic_detach(struct elastic *elastic, uint32_t group);
 /* Appends every slot of a group that holds a row. */
 void elastic_occupied(const struct elastic *elastic, uint32_t group, struct elastic_loads *loads);
 
+/* No group has any: a set is lists of positions alone. */
+bool elastic_has_no_slots(const struct elastic *elastic);
+
 /* Distinct rows that the set in use names, of one group, over all row heads. */
 uint64_t elastic_selected_rows(const struct elastic *elastic, uint32_t group);
 

@@ -81,12 +81,20 @@ static void put_aside(const struct planner *p, struct sequence *s, const struct 
     s->pending = pending;
 }
 
+/* Whether the step in flight reads the sequence's set: without slots only its tables were made of it. */
+static bool is_read(const struct planner *p, const struct sequence *s)
+{
+    const struct step *step = &p->step;
+    bool tables_out = step->state != STEP_IDLE && step->kind == STEP_SPARSE && step->phase_out[1];
+    return s->in_step && !(tables_out && elastic_has_no_slots(&s->elastic));
+}
+
 /* Whether the next set may replace the one in use: no step reads it, and none that is to come will ask for
  * it. */
-static bool may_commit(const struct sequence *s)
+static bool may_commit(const struct planner *p, const struct sequence *s)
 {
     const struct elastic *e = &s->elastic;
-    return !s->in_step && e->next_position < s->next && e->next_limit <= s->committed;
+    return !is_read(p, s) && e->next_position < s->next && e->next_limit <= s->committed;
 }
 
 static void receive_pending(struct planner *p, struct sequence *s)
@@ -104,7 +112,7 @@ void planner_settle(struct planner *p, struct sequence *s)
     for (;;) {
         if (e->next == ELASTIC_NONE && s->pending)
             receive_pending(p, s);
-        if (e->next == ELASTIC_NONE || !may_commit(s))
+        if (e->next == ELASTIC_NONE || !may_commit(p, s))
             break;
         elastic_commit(e, &s->counters);
         gather_all(p, s);
