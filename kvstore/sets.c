@@ -81,12 +81,19 @@ static void put_aside(const struct planner *p, struct sequence *s, const struct 
     s->pending = pending;
 }
 
-/* Whether the step in flight reads the sequence's set: without slots only its tables were made of it. */
+/* A sparse step in flight whose tables need the set before no more: they are made, or are to be made of the
+ * next one. */
+static bool wants_next(const struct step *step)
+{
+    bool late =
+        step->selection == SELECTION_CURRENT || (step->selection == SELECTION_MIXED && step->phase_out[0]);
+    return step->state != STEP_IDLE && step->kind == STEP_SPARSE && (step->phase_out[1] || late);
+}
+
+/* Whether the step in flight reads the sequence's set: without slots only its tables do. */
 static bool is_read(const struct planner *p, const struct sequence *s)
 {
-    const struct step *step = &p->step;
-    bool tables_out = step->state != STEP_IDLE && step->kind == STEP_SPARSE && step->phase_out[1];
-    return s->in_step && !(tables_out && elastic_has_no_slots(&s->elastic));
+    return s->in_step && !(wants_next(&p->step) && elastic_has_no_slots(&s->elastic));
 }
 
 /* Whether the next set may replace the one in use: no step reads it, and none that is to come will ask for
@@ -186,6 +193,21 @@ static bool step_ahead(const struct planner *p, const struct sequence *s, uint32
     return true;
 }
 
+/* The same for a step in flight that waits for sets made from its own tokens, and has this one's. Only
+ * without slots: those move when the set is put to use. */
+static bool step_waits(const struct planner *p, const struct sequence *s, uint32_t *ret_step,
+                       uint32_t *ret_position)
+{
+    const struct step *step = &p->step;
+    if (!s->in_step || step->state != STEP_SETS || step->phase_out[1] || !wants_next(step) ||
+        !elastic_has_no_slots(&s->elastic) || s->elastic.next != ELASTIC_NONE || !s->elastic.has ||
+        s->elastic.position + 1 != s->next)
+        return false;
+    *ret_step = step->step;
+    *ret_position = s->elastic.position;
+    return true;
+}
+
 struct draft_work {
     struct planner *planner;
     struct arrival *arrivals;
@@ -197,7 +219,8 @@ static void draft_one(void *arg, int index, int thread)
     const struct draft_work *work = arg;
     struct sequence *s = work->arrivals[index].sequence;
     uint32_t step, position;
-    if (s && step_ahead(work->planner, s, &step, &position))
+    if (s &&
+        (step_ahead(work->planner, s, &step, &position) || step_waits(work->planner, s, &step, &position)))
         tables_draft(&work->planner->tables, step, s, position);
 }
 

@@ -22,7 +22,7 @@
 
 enum {
     PENDING = 128,         /* answers that wait for the store */
-    PART_BYTES = 16 << 20, /* of one TOPK, beyond which entries go into a further one */
+    PART_BYTES = 256 << 10, /* of one TOPK: while one is on its way the store works on the one before */
 };
 
 struct endpoint {
