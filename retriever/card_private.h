@@ -11,7 +11,7 @@
 
 enum {
     CARD_TILE = MEMORY_GPU_CHUNK, /* tokens that go through the projections together */
-    CARD_MASSES = 4               /* of a list: selected, sinks, tail, all */
+    CARD_MASSES = 2               /* of a list: of what is attended, of all */
 };
 
 /* Numbers of the queries of a step, one entry each, written by the host and copied as a whole. `id` has each

@@ -2,10 +2,9 @@
  * to the host, and within these, group by group, in slices whose scores fit into the work's. A slice's lists
  * become sets of bits; what a flight's sets changed by comes back by one wait.
  *
- * What is attended beside the selected positions (sinks, tail) and the weight of all are sums that Top-K
- * gives when it may take every position of a range. With pooling by mean all weights add up to 1, so that
- * pass is left out; a weight that is not finite makes all of its head so, and shows in the tail, which is
- * never empty. */
+ * Top-K sums up what is attended: selected positions, sinks, tail. The weight of all is what it gives when it
+ * may take every position. With pooling by mean all weights add up to 1, so that pass is left out; a weight
+ * that is not finite makes all of its head so, and shows in the tail, which is never empty. */
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
@@ -15,7 +14,7 @@
 #include "base/trace.h"
 #include "retriever/card_private.h"
 
-enum { MASS_SELECTED, MASS_SINKS, MASS_TAIL, MASS_ALL };
+enum { MASS_KEPT, MASS_ALL };
 
 struct flight {
     uint32_t first, end; /* queries */
@@ -139,21 +138,19 @@ static void queue_scores(struct card *c, const struct card_slice *s)
     card_must(c, c->api->retrieval(&r, c->stream), "scores");
 }
 
-/* The sum of the weights of [first, end), one of each query; none is longer than `most`. */
-static void queue_sum(struct card *c, const struct card_slice *s, int which, const uint32_t *first,
-                      const uint32_t *end, uint32_t most)
+/* The sum of all weights of each list. */
+static void queue_sum(struct card *c, const struct card_slice *s)
 {
     struct cuda_topk t = {.index = c->ignored,
-                          .index_stride = most ? most : 1,
+                          .index_stride = s->keys_max,
                           .ret_count = c->counts,
-                          .ret_mass = masses_at(c->masses, c, s->group, which, s->first),
+                          .ret_mass = masses_at(c->masses, c, s->group, MASS_ALL, s->first),
                           .values = c->weights,
                           .stride = stride_of(s->keys_max),
-                          .first = first ? first + s->first : NULL,
-                          .end = end + s->first,
+                          .end = c->queries->count + s->first,
                           .rows = s->count * c->config->kv_heads,
                           .heads = c->config->kv_heads,
-                          .k = most ? most : 1,
+                          .k = s->keys_max,
                           .end_max = s->keys_max};
     card_must(c, c->api->topk(&t, c->stream), "sums");
 }
@@ -174,22 +171,17 @@ static struct cuda_sets sets_of(const struct card *c)
                               .place_count = c->sequences};
 }
 
-static void queue_slice(struct card *c, const struct rank_item *items, const struct card_slice *s)
+static void queue_slice(struct card *c, const struct card_slice *s)
 {
-    uint32_t sinks = 0, tail = 0;
-    for (uint32_t i = 0; i < s->count; i++) {
-        const struct rank_item *item = item_of(c, items, s, i);
-        sinks = item->sinks > sinks ? item->sinks : sinks;
-        tail = item->keys.count - item->limit > tail ? item->keys.count - item->limit : tail;
-    }
     struct cuda_topk t = {.index = c->index,
                           .index_stride = s->index_stride ? s->index_stride : 1,
                           .ret_count = c->counts,
-                          .ret_mass = masses_at(c->masses, c, s->group, MASS_SELECTED, s->first),
+                          .ret_mass = masses_at(c->masses, c, s->group, MASS_KEPT, s->first),
                           .values = c->weights,
                           .stride = stride_of(s->keys_max),
                           .first = c->ranges->sinks + s->first,
                           .end = c->ranges->limit + s->first,
+                          .outer = c->queries->count + s->first,
                           .rows = s->count * c->config->kv_heads,
                           .heads = c->config->kv_heads,
                           .k = s->k,
@@ -205,10 +197,8 @@ static void queue_slice(struct card *c, const struct rank_item *items, const str
     queue_scores(c, s);
     card_must(c, c->api->topk(&t, c->stream), "Top-K");
     card_must(c, c->api->sets_mark(&m, c->stream), "sets");
-    queue_sum(c, s, MASS_SINKS, NULL, c->ranges->sinks, sinks);
-    queue_sum(c, s, MASS_TAIL, c->ranges->limit, c->queries->count, tail);
     if (!c->mean)
-        queue_sum(c, s, MASS_ALL, NULL, c->queries->count, s->keys_max);
+        queue_sum(c, s);
 }
 
 /* Mass of one item and head. */
@@ -219,8 +209,7 @@ static void collect_mass(const struct card *c, const struct rank_item *item, uin
     for (int m = 0; m < CARD_MASSES; m++)
         mass[m] = (double)masses_at(c->host_masses, c, group, m, query)[h];
     double all = c->mean ? 1 : mass[MASS_ALL];
-    double kept = mass[MASS_SELECTED] + mass[MASS_SINKS] + mass[MASS_TAIL];
-    double own = isfinite(kept) && isfinite(all) && all > 0 ? kept / all : (double)NAN;
+    double own = isfinite(mass[MASS_KEPT]) && isfinite(all) && all > 0 ? mass[MASS_KEPT] / all : (double)NAN;
     double measured = calibration_at(&c->config->calibration, own);
     item->found[h] = (struct reach_result){.mass = measured, .mass_base = measured};
 }
@@ -318,7 +307,7 @@ static void queue_flight(struct card *c, const struct rank_item *items, const st
             if (s.by_mass)
                 pick_by_mass(c, items, &s, times);
             else
-                queue_slice(c, items, &s);
+                queue_slice(c, &s);
         }
 }
 
