@@ -53,6 +53,11 @@ static uint64_t stride_of(uint32_t count)
     return ((uint64_t)count + 3) & ~UINT64_C(3);
 }
 
+static uint32_t rounded(const struct card *c, uint32_t keys)
+{
+    return lower((keys + CARD_KEYS_STEP - 1) / CARD_KEYS_STEP * CARD_KEYS_STEP, c->context);
+}
+
 /* Whether a slice of `queries` with so many keys fits into the memory that there is. */
 static bool fits(const struct card *c, uint32_t queries, uint32_t keys_max)
 {
@@ -69,7 +74,8 @@ static struct card_slice next_slice(const struct card *c, const struct rank_item
     while (first + s.count < end) {
         const struct rank_item *item = item_of(c, items, &s, s.count);
         uint32_t k = picks_of(item) > s.k ? picks_of(item) : s.k;
-        uint32_t keys_max = item->keys.count > s.keys_max ? item->keys.count : s.keys_max;
+        uint32_t keys_max = rounded(c, item->keys.count);
+        keys_max = keys_max > s.keys_max ? keys_max : s.keys_max;
         s.by_mass = s.count ? s.by_mass : by_mass(item);
         bool same = s.by_mass || lower(k, item->limit - item->sinks) == picks_of(item);
         for (uint32_t i = 0; i < s.count && same && !s.by_mass; i++) {
@@ -255,42 +261,6 @@ static const uint32_t *hand_on(const struct card *c, const struct rank_item *ite
     return positions + changes.total;
 }
 
-/* What the sets of queries changed by, to the host without a gap. */
-static void queue_changes(struct card *c, uint32_t first, uint32_t end)
-{
-    struct cuda_sets_changes changes = {.sets = sets_of(c),
-                                        .work = c->changes,
-                                        .out = c->host_changes_device,
-                                        .total = c->total,
-                                        .room = c->sizes.changes / sizeof *c->changes,
-                                        .first = first,
-                                        .n = end - first};
-    card_must(c, c->api->sets_changes(&changes, c->stream), "changes");
-}
-
-/* Waits for a flight and hands its results on. */
-static void land(struct card *c, const struct rank_item *items, const struct flight *f,
-                 const struct card_sink *sink, struct rank_times *times)
-{
-    int64_t begin = clock_now_ns();
-    if (f->positions)
-        queue_changes(c, f->first, f->end);
-    card_must(c, c->api->copy(c->host_masses, c->masses, card_results_bytes(c), c->stream), "copy");
-    trace(TRACE_QUEUED, trace_step);
-    card_must(c, c->api->stream_sync(c->stream), "selection");
-    trace(TRACE_RANKED, trace_step);
-    int64_t done = clock_now_ns();
-    const uint32_t *positions = c->host_changes;
-    for (uint32_t query = f->first; query < f->end; query++)
-        if (by_mass(&items[(uint64_t)query * c->config->groups]))
-            sink->take(sink->arg, query, NULL);
-        else
-            positions = hand_on(c, items, query, positions, sink);
-    sink->flushed(sink->arg);
-    times->score_ns += done - begin; /* Top-K on the card is in it */
-    times->encode_ns += clock_now_ns() - done;
-}
-
 static void queue_flight(struct card *c, const struct rank_item *items, const struct flight *f,
                          struct rank_times *times)
 {
@@ -311,6 +281,105 @@ static void queue_flight(struct card *c, const struct rank_item *items, const st
         }
 }
 
+/* What the sets of a flight changed by, and all counts and masses, to the host. */
+static void queue_results(struct card *c, const struct flight *f)
+{
+    struct cuda_sets_changes changes = {.sets = sets_of(c),
+                                        .work = c->changes,
+                                        .out = c->host_changes_device,
+                                        .total = c->total,
+                                        .room = c->sizes.changes / sizeof *c->changes,
+                                        .first = f->first,
+                                        .n = f->end - f->first};
+    if (f->positions)
+        card_must(c, c->api->sets_changes(&changes, c->stream), "changes");
+    card_must(c, c->api->copy(c->host_masses, c->masses, card_results_bytes(c), c->stream), "copy");
+}
+
+/* Waits for a flight and hands its results on. */
+static void land(struct card *c, const struct rank_item *items, const struct flight *f,
+                 const struct card_sink *sink, struct rank_times *times)
+{
+    int64_t begin = clock_now_ns();
+    trace(TRACE_QUEUED, trace_step);
+    card_must(c, c->api->stream_sync(c->stream), "selection");
+    trace(TRACE_RANKED, trace_step);
+    int64_t done = clock_now_ns();
+    const uint32_t *positions = c->host_changes;
+    for (uint32_t query = f->first; query < f->end; query++)
+        if (by_mass(&items[(uint64_t)query * c->config->groups]))
+            sink->take(sink->arg, query, NULL);
+        else
+            positions = hand_on(c, items, query, positions, sink);
+    sink->flushed(sink->arg);
+    times->score_ns += done - begin; /* Top-K on the card is in it */
+    times->encode_ns += clock_now_ns() - done;
+}
+
+static void queue_ranges(struct card *c)
+{
+    card_must(c, c->api->copy(c->ranges, c->host_ranges, sizeof *c->ranges, c->stream), "copy");
+}
+
+/* ---- decode steps as graphs ---- */
+
+/* Whether the step is one whose launches depend on nothing but its shape. */
+static bool has_shape(const struct card *c, const struct rank_item *items, const struct flight *f,
+                      struct card_shape *ret)
+{
+    if (!c->waiting || f->first > 0 || f->end != c->query_count || f->by_mass || !f->positions)
+        return false;
+    for (uint32_t g = 0; g < c->config->groups; g++) {
+        struct card_slice s = next_slice(c, items, g, 0, f->end);
+        struct card_shape shape = {f->end, s.k, s.keys_max};
+        if (s.count != f->end || (g > 0 && memcmp(&shape, ret, sizeof shape) != 0))
+            return false;
+        *ret = shape;
+    }
+    return true;
+}
+
+static struct gpu_graph *capture(struct card *c, const struct rank_item *items, const struct flight *f)
+{
+    struct gpu_graph *graph = NULL;
+    struct rank_times none = {0};
+    card_prepare_products(c, f->end);
+    card_must(c, c->api->capture_begin(c->stream, NULL), "capture");
+    card_queue_waiting(c);
+    queue_ranges(c);
+    queue_flight(c, items, f, &none);
+    queue_results(c, f);
+    card_must(c, c->api->capture_end(c->gpu, c->stream, &graph, NULL), "capture");
+    return graph;
+}
+
+/* The graph of a step's shape: kept, or made in place of the one used longest ago when the shape comes for
+ * the second time - the first loads the kernels' code. NULL: none. */
+static struct gpu_graph *find_graph(struct card *c, const struct rank_item *items, const struct flight *f)
+{
+    struct card_shape shape = {0}, before = c->seen;
+    struct card_graph *oldest = &c->graphs[0];
+    c->seen = shape;
+    if (!has_shape(c, items, f, &shape))
+        return NULL;
+    c->seen = shape;
+    for (int i = 0; i < CARD_GRAPHS; i++) {
+        struct card_graph *g = &c->graphs[i];
+        if (g->graph && !memcmp(&g->shape, &shape, sizeof shape)) {
+            g->used = ++c->graph_clock;
+            return g->graph;
+        }
+        if (!g->graph || (oldest->graph && g->used < oldest->used))
+            oldest = g;
+    }
+    if (memcmp(&before, &shape, sizeof shape) != 0)
+        return NULL;
+    if (oldest->graph)
+        c->api->graph_free(&oldest->graph);
+    *oldest = (struct card_graph){shape, capture(c, items, f), ++c->graph_clock};
+    return oldest->graph;
+}
+
 void card_rank(struct card *c, const struct rank_item *items, uint32_t count, const struct card_sink *sink,
                struct rank_times *ret_times)
 {
@@ -324,17 +393,29 @@ void card_rank(struct card *c, const struct rank_item *items, uint32_t count, co
         c->host_ranges->limit[i] = items[i * groups].limit;
         c->host_ranges->how[i] = sink->how[i];
     }
-    card_must(c, c->api->copy(c->ranges, c->host_ranges, sizeof *c->ranges, c->stream), "copy");
-    for (uint32_t first = 0; first < queries;) {
-        struct flight f = next_flight(c, items, first, queries, sink->how);
-        struct rank_times by_mass = {0};
-        int64_t begin = clock_now_ns();
-        queue_flight(c, items, &f, &by_mass);
-        ret_times->score_ns += clock_now_ns() - begin - by_mass.topk_ns - by_mass.encode_ns;
-        ret_times->topk_ns += by_mass.topk_ns;
-        ret_times->encode_ns += by_mass.encode_ns;
+    int64_t begin = clock_now_ns();
+    struct flight f = next_flight(c, items, 0, queries, sink->how);
+    struct gpu_graph *graph = find_graph(c, items, &f);
+    if (graph) {
+        card_must(c, c->api->graph_launch(graph, NULL, c->stream), "step");
+        c->graph_steps++;
+        ret_times->score_ns += clock_now_ns() - begin;
         land(c, items, &f, sink, ret_times);
-        first = f.end;
+        return;
+    }
+    card_queue_waiting(c);
+    queue_ranges(c);
+    for (;; f = next_flight(c, items, f.end, queries, sink->how)) {
+        struct rank_times picks = {0};
+        queue_flight(c, items, &f, &picks);
+        queue_results(c, &f);
+        ret_times->score_ns += clock_now_ns() - begin - picks.topk_ns - picks.encode_ns;
+        ret_times->topk_ns += picks.topk_ns;
+        ret_times->encode_ns += picks.encode_ns;
+        land(c, items, &f, sink, ret_times);
+        begin = clock_now_ns();
+        if (f.end == queries)
+            break;
     }
 }
 

@@ -688,6 +688,8 @@ void selector_result_free(struct selector_result *result)
 void selector_stats(const struct selector *s, struct selector_stats *ret_stats)
 {
     *ret_stats = s->stats;
-    if (s->card)
-        ret_stats->gpu = card_bytes(s->card);
+    if (!s->card)
+        return;
+    ret_stats->gpu = card_bytes(s->card);
+    ret_stats->graph_steps = card_graph_steps(s->card);
 }

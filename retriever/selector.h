@@ -98,6 +98,7 @@ struct selector_stats {
         int64_t append_ns, score_ns, topk_ns, encode_ns;
     } sum, last;           /* over all steps; of the last one */
     struct card_bytes gpu; /* on a GPU */
+    uint64_t graph_steps;  /* launched as a graph there */
 };
 
 void selector_stats(const struct selector *selector, struct selector_stats *ret_stats);
