@@ -286,7 +286,7 @@ static void encode_spm_exact(const struct tokenizer *t, struct name text, struct
     }
 }
 
-/* Whether the tokens from `from` on stand for exactly these bytes; if not, *ret_at is the first that differs. */
+/* Whether the tokens from `from` on stand for exactly these bytes; *ret_at: where they stop to. */
 static bool stands_for(const struct tokenizer *t, const struct token_buf *ids, size_t from, struct name text,
                        size_t *ret_at)
 {
