@@ -1,6 +1,7 @@
-/* Broken model files, one after another, through `specontext inspect` as a user runs it: a generator cuts sound files
- * at each boundary and changes counts, shapes, offsets and names. What cannot be right is refused; whatever the file,
- * the program says one line, ends by itself, and stays under a second of processor and 64 MiB. */
+/* Broken model files, one after another, through `specontext inspect` as a user runs it: a generator cuts
+ * sound files at each boundary and changes counts, shapes, offsets and names. What cannot be right is refused;
+ * whatever the file, the program says one line, ends by itself, and stays under a second of processor and
+ * 64 MiB. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -30,7 +31,7 @@ static unsigned files; /* checked so far */
 static long kib_most;
 static double seconds_most;
 
-/* Runs `specontext inspect PATH`: its exit code; *ret_lines of standard error, which `ret_text` begins with. */
+/* Runs `specontext inspect PATH`: its exit code; lines of standard error, and how they begin. */
 static int inspect(const char *path, unsigned *ret_lines, char ret_text[TEXT_BYTES], struct rusage *ret_usage)
 {
     char program[PATH_MAX];
