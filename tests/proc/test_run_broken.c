@@ -1,7 +1,7 @@
 /* Broken model files, one after another, through `specontext inspect` as a user runs it: a generator cuts
- * sound files at each boundary and changes counts, shapes, offsets and names. What cannot be right is refused;
- * whatever the file, the program says one line, ends by itself, and stays under a second of processor and
- * 64 MiB. */
+ * sound files at each boundary and changes counts, shapes, offsets and names. What cannot be right is
+ * refused; whatever the file, the program says one line, ends by itself, and stays under a second of
+ * processor and 64 MiB. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
