@@ -126,7 +126,7 @@ static void take_one(void *arg, int index, int thread)
     CHECK(elastic_receive(&s->elastic, &b->sets[index]) == 0);
     elastic_stage(&s->elastic);
     elastic_commit(&s->elastic, &s->counters);
-    tables_draft(&b->tables, b->step, s, b->position);
+    tables_draft(&b->tables, b->step, 1, s, b->position);
 }
 
 static void step_one(void *arg, int index, int thread)

@@ -199,12 +199,27 @@ static bool step_waits(const struct planner *p, const struct sequence *s, uint32
                        uint32_t *ret_position)
 {
     const struct step *step = &p->step;
+    const struct elastic *e = &s->elastic;
     if (!s->in_step || step->state != STEP_SETS || step->phase_out[1] || !wants_next(step) ||
-        !elastic_has_no_slots(&s->elastic) || s->elastic.next != ELASTIC_NONE || !s->elastic.has ||
-        s->elastic.position + 1 != s->next)
+        !elastic_has_no_slots(e) || e->next != ELASTIC_NONE || !e->has || e->position + 1 != s->next)
         return false;
     *ret_step = step->step;
-    *ret_position = s->elastic.position;
+    *ret_position = e->position;
+    return true;
+}
+
+/* The step after one under `mixed`, whose early layers use what the late ones use now. Only without slots. */
+static bool early_ahead(const struct planner *p, const struct sequence *s, uint32_t *ret_step,
+                        uint32_t *ret_position)
+{
+    const struct step *step = &p->step;
+    const struct elastic *e = &s->elastic;
+    if (step->state == STEP_IDLE || step->kind != STEP_SPARSE || step->selection != SELECTION_MIXED ||
+        s->failed || s->closing || !elastic_has_no_slots(e) || e->next != ELASTIC_NONE || !e->has ||
+        e->position + 1 != s->next || s->next >= s->capacity)
+        return false;
+    *ret_step = step->step + 1;
+    *ret_position = s->next;
     return true;
 }
 
@@ -217,11 +232,13 @@ static void draft_one(void *arg, int index, int thread)
 {
     (void)thread;
     const struct draft_work *work = arg;
+    struct planner *p = work->planner;
     struct sequence *s = work->arrivals[index].sequence;
     uint32_t step, position;
-    if (s &&
-        (step_ahead(work->planner, s, &step, &position) || step_waits(work->planner, s, &step, &position)))
-        tables_draft(&work->planner->tables, step, s, position);
+    if (s && (step_ahead(p, s, &step, &position) || step_waits(p, s, &step, &position)))
+        tables_draft(&p->tables, step, 1, s, position);
+    if (s && early_ahead(p, s, &step, &position))
+        tables_draft(&p->tables, step, 0, s, position);
 }
 
 void planner_topk(struct planner *p, const struct msg *msg)
