@@ -92,6 +92,14 @@ struct elastic_set { /* one entry of TOPK, `counts` and `positions` leading to i
 /* Needs next == NONE. 0; -ENOENT: the base is not the set in use; -EINVAL: anything about positions. */
 int elastic_receive(struct elastic *elastic, const struct elastic_set *set);
 
+/* The same in parts, so that lists of one sequence may be merged at once: the check without positions; one
+ * list (group * selection_heads + head), whose positions begin at `positions`, with scratch of
+ * SELECTION_SCRATCH(list_max) entries; and what follows when all of them were right. */
+int elastic_check(const struct elastic *elastic, const struct elastic_set *set);
+bool elastic_merge(struct elastic *elastic, const struct elastic_set *set, uint32_t list,
+                   const uint32_t *positions, int32_t *scratch);
+void elastic_received(struct elastic *elastic, const struct elastic_set *set);
+
 /* Finds slots for new positions without touching the set in use; what does not fit waits for elastic_commit.
  * Needs next == RECEIVED. Rows land in `loads`. */
 void elastic_stage(struct elastic *elastic);

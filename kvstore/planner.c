@@ -100,6 +100,7 @@ void planner_free(struct planner **planner)
         sequence_pending_free(&p->sequences[i].pending);
     gather_free(&p->gather);
     pool_free(&p->pool);
+    mem_free(&p->merge_scratch);
     device_close(&p->device);
     prefix_close(&p->prefix);
     blocks_close(&p->blocks);
@@ -165,6 +166,9 @@ int planner_attach(struct planner *p, uint64_t decoder_epoch, struct err *err)
         return r;
     p->flags = p->control.at;
     tables_init(&p->tables, p->flags);
+    mem_free(&p->merge_scratch);
+    p->merge_scratch = mem_alloc((size_t)p->options.threads * SELECTION_SCRATCH(p->tables.header.list_max),
+                                 sizeof *p->merge_scratch);
     p->params = (struct sequence_params){.layout = &p->layout,
                                          .header_slots = header.slots,
                                          .slabs_max = header.slabs_max,

@@ -113,6 +113,7 @@ struct planner {
     struct segment control;
     struct control_header *flags; /* of the control segment: for its flags alone */
     struct tables tables;
+    int32_t *merge_scratch; /* [thread][SELECTION_SCRATCH(list_max)] */
     struct sequence_params params;
     struct residency residency;
     struct step step;

@@ -1,6 +1,7 @@
 /* Selections as they arrive: whose they are, when they may be used, and the rows that they ask for. Owner:
  * the planner thread; merges run on its pool, one sequence a body. */
 #include <errno.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -47,7 +48,14 @@ static void gather_all(struct planner *p, struct sequence *s)
 struct arrival { /* one entry of a TOPK */
     struct sequence *sequence;
     struct elastic_set set;
-    int result;
+    int result;                          /* 1: not looked at yet */
+    const uint32_t *group[LIMIT_GROUPS]; /* where positions of a group begin */
+    atomic_bool wrong;                   /* some list is */
+};
+
+struct merge_work {
+    struct planner *planner;
+    struct arrival *arrivals;
 };
 
 static void refuse(struct planner *p, uint64_t sequence, uint32_t step)
@@ -130,12 +138,40 @@ void planner_settle(struct planner *p, struct sequence *s)
     }
 }
 
-static void receive_one(void *arg, int index, int thread)
+/* One list of one entry. */
+static void merge_one(void *arg, int index, int thread)
 {
-    (void)thread;
-    struct arrival *a = (struct arrival *)arg + index;
-    if (a->sequence && a->sequence->elastic.next == ELASTIC_NONE && !a->sequence->pending)
-        a->result = elastic_receive(&a->sequence->elastic, &a->set);
+    const struct merge_work *work = arg;
+    struct planner *p = work->planner;
+    uint32_t heads = p->layout.selection_heads, lists = p->layout.groups * heads;
+    uint32_t list = (uint32_t)index % lists;
+    struct arrival *a = &work->arrivals[(uint32_t)index / lists];
+    if (a->result != 0)
+        return;
+    const uint32_t *positions = a->group[list / heads];
+    for (uint32_t l = list / heads * heads; l < list; l++)
+        positions += (uint64_t)a->set.counts[2ull * l] + a->set.counts[2ull * l + 1];
+    int32_t *scratch =
+        p->merge_scratch + (size_t)thread * SELECTION_SCRATCH((size_t)p->tables.header.list_max);
+    if (!elastic_merge(&a->sequence->elastic, &a->set, list, positions, scratch))
+        atomic_store(&a->wrong, true);
+}
+
+/* Sets of sequences that have no other one waiting are checked and merged. */
+static void receive(struct planner *p, struct arrival *arrivals, uint32_t count)
+{
+    struct merge_work work = {p, arrivals};
+    for (uint32_t i = 0; i < count; i++) {
+        struct arrival *a = &arrivals[i];
+        if (a->sequence && a->sequence->elastic.next == ELASTIC_NONE && !a->sequence->pending)
+            a->result = elastic_check(&a->sequence->elastic, &a->set);
+    }
+    pool_run(p->pool, (int)(count * p->layout.groups * p->layout.selection_heads), merge_one, &work);
+    for (uint32_t i = 0; i < count; i++)
+        if (arrivals[i].result == 0 && arrivals[i].wrong)
+            arrivals[i].result = -EINVAL;
+        else if (arrivals[i].result == 0)
+            elastic_received(&arrivals[i].sequence->elastic, &arrivals[i].set);
 }
 
 /* The sequence that an entry names, if its sender may speak of it. */
@@ -170,8 +206,11 @@ static void split(struct planner *p, const struct msg *msg, struct arrival *arri
         for (uint32_t j = 0; j < i; j++)
             if (arrivals[j].sequence == a->sequence)
                 a->sequence = NULL;
-        positions += set_positions(p, &a->set);
-        counts += 2ull * lists;
+        for (uint32_t l = 0; l < lists; l++, counts += 2) {
+            if (l % p->layout.selection_heads == 0)
+                a->group[l / p->layout.selection_heads] = positions;
+            positions += (uint64_t)counts[0] + counts[1];
+        }
     }
 }
 
@@ -255,7 +294,7 @@ void planner_topk(struct planner *p, const struct msg *msg)
     struct arrival arrivals[LIMIT_SEQUENCES];
     split(p, msg, arrivals);
     int64_t from = clock_now_ns();
-    pool_run(p->pool, (int)t->entry_count, receive_one, arrivals);
+    receive(p, arrivals, t->entry_count);
     trace(TRACE_CHECKED, (uint32_t)msg->id);
     p->totals.plan_ns += clock_now_ns() - from;
     for (uint32_t i = 0; i < t->entry_count; i++) {
