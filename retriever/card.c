@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -17,7 +18,7 @@
 #include "retriever/card_private.h"
 #include "retriever/mix.h"
 
-enum { KEY_BYTES = sizeof(uint16_t), UPLOAD_ROWS = 512 };
+enum { KEY_BYTES = sizeof(uint16_t), UPLOAD_ROWS = 512, LANDED_BYTES = 64 };
 
 _Static_assert(CUDA_KEYS_CHUNK == 512, "memory_gpu_retriever counts parts of this size");
 _Static_assert(MEMORY_GPU_TAPS == HEAD_TAPS_MAX, "memory_gpu_retriever counts lists of this reach");
@@ -155,7 +156,11 @@ static int take_memory(struct card *c, const struct head_group *groups, struct e
     c->host_weights = take_pinned(c, c->sizes.pooled, &rc, err);
     c->host_changes = take_mapped(c, c->sizes.changes, &c->host_changes_device, &rc, err);
     c->host_sets = take_pinned(c, c->sizes.sets / c->sequences, &rc, err);
-    c->host_masses = take_pinned(c, card_results_bytes(c), &rc, err);
+    for (int i = 0; i < 2; i++)
+        c->host_masses[i] = take_pinned(c, card_results_bytes(c), &rc, err);
+    c->landed = take_mapped(c, LANDED_BYTES, &c->landed_device, &rc, err);
+    if (rc == 0)
+        atomic_store(c->landed, 0);
     return rc;
 }
 

@@ -11,6 +11,7 @@
 
 enum {
     CARD_GRAPHS = 8,
+    CARD_HALVED = 16,             /* queries that come back in two halves */
     CARD_KEYS_STEP = 1024,        /* key counts are rounded up to it, so that a launch serves many steps */
     CARD_TILE = MEMORY_GPU_CHUNK, /* tokens that go through the projections together */
     CARD_MASSES = 2               /* of a list: of what is attended, of all */
@@ -39,7 +40,7 @@ struct card_tokens {
 /* A step of one token and one query for each of `n` sequences, all lists in one slice a group: what a graph
  * of it depends on. No padding: compared as bytes. */
 struct card_shape {
-    uint32_t n, k, keys_max;
+    uint32_t n, k, flights, keys_max[2];
 };
 
 struct card_graph {
@@ -108,21 +109,24 @@ struct card {
     struct card_queries *host_queries;
     struct card_ranges *host_ranges;
     uint32_t *host_changes, *host_changes_device;
-    uint32_t *host_sets; /* of one sequence: [lists][2][words] */
-    float *host_masses;  /* and counts, as on the card */
-    float *host_weights; /* as `weights`, for lists by mass */
+    uint32_t *host_sets;   /* of one sequence: [lists][2][words] */
+    float *host_masses[2]; /* and counts, as on the card; with two flights one each */
+    _Atomic uint32_t *landed;
+    uint32_t *landed_device; /* ticket of the last results that are on the host */
+    float *host_weights;     /* as `weights`, for lists by mass */
 
     /* host */
     struct reach_scratch scratch;
 
-    uint32_t query_count;
+    float *results; /* one of host_masses */
+    uint32_t ticket, query_count;
     bool waiting; /* it is a decode step, a token and a query each, that nothing is queued of yet */
     struct card_graph graphs[CARD_GRAPHS];
     struct card_shape seen; /* of the last step: a shape that comes twice is captured */
     uint64_t graph_clock, graph_steps;
     void *owned[6 * HEAD_GROUPS_MAX + 32];
     int owned_count;
-    void *pinned[8];
+    void *pinned[10];
     int pinned_count;
 };
 
