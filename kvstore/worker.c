@@ -458,9 +458,10 @@ static int work(struct worker *w)
     snapshot(w);
     /* Filling pages that come back touches nothing that a step in flight reads. */
     bool more = !w->failed && p->step.state != STEP_STAGED && planner_idle(p, clock_now_ns());
-    if (!w->failed && planner_reach(p))
+    int64_t again = w->failed ? INT64_MAX : planner_reach(p, clock_now_ns());
+    if (again == 0)
         return 0;
-    if (planner_busy(p))
+    if (planner_busy(p) || again != INT64_MAX)
         return 1;
     return more ? 0 : HOUSEKEEPING_MS;
 }
