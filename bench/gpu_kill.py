@@ -178,6 +178,7 @@ def main():
         print(f"CUDA error {fault(int(sys.argv[2]))}")
         return 0
     o = options()
+    card.end_on_sigterm()
     failed = round_of(o, dict(os.environ), "time-sliced")
     if card.Mps.available():
         with card.Mps() as mps:

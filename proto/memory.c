@@ -64,6 +64,18 @@ uint64_t memory_device_slabs(const struct kv_layout *layout, const struct memory
     return slabs;
 }
 
+uint64_t memory_kept_slabs(const struct kv_layout *layout, const struct memory_load *load, uint32_t context,
+                           uint32_t resident)
+{
+    uint64_t ahead = context + (uint64_t)BLOCK_TOKENS;
+    uint32_t positions = ahead < layout->context_max ? (uint32_t)ahead : layout->context_max;
+    uint64_t pages = (uint64_t)load->requests * divide_up(positions, BLOCK_TOKENS),
+             slots = load->requests * slot_slabs(layout, memory_slots(load->slots, positions)),
+             layers = layout->layers - resident + (resident > 0 ? 1u : 0u);
+    return resident * page_slabs(layout, pages) + layers * slots +
+           memory_staging_slabs(layout, load->staging_tokens);
+}
+
 uint32_t memory_exact_threshold(const struct kv_layout *layout, const struct memory_load *load,
                                 uint64_t device_bytes, uint32_t resident)
 {
@@ -73,7 +85,7 @@ uint32_t memory_exact_threshold(const struct kv_layout *layout, const struct mem
                  layout->context_max; /* low fits (or is 0), above high does not: slabs grow with context */
     while (low < high) {
         uint32_t middle = low + (high - low + 1) / 2;
-        if (memory_device_slabs(layout, load, middle, resident) <= slabs)
+        if (memory_kept_slabs(layout, load, middle, resident) <= slabs)
             low = middle;
         else
             high = middle - 1;

@@ -4,9 +4,9 @@
  *   check_kill MODEL HEAD [--kills 21] [--device cuda:0] [--retriever-device cuda:0]
  *
  * Killed with requests in work: the decoder (store and retriever survive), the retriever and the store (the
- * other of the two survives; the decoder, which cannot go on without, ends by itself with exit code 1). What is
- * in use after the first kill of each kind is the level for the later ones. At the end
- * the card holds what it held before. Runs on whichever library gpu_load finds; under MPS if that runs. */
+ * other of the two survives; the decoder, which cannot go on without, ends by itself with exit code 1).
+ * What is in use after the first kill of each kind is the level for the later ones. At the end the card holds
+ * what it held before. Runs on whichever library gpu_load finds; under MPS if that runs. */
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -220,7 +220,7 @@ static void on_tick(void *arg)
         loop_stop(w->loop, 1);
 }
 
-/* All parts run: requests are sent, as long as they are not with the decoder, until all of them are at work. */
+/* All parts run: requests that are not with the decoder are sent, until all of them are at work. */
 static void work(struct world *w, const char *when)
 {
     struct err err = {0};
