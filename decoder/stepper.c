@@ -12,6 +12,7 @@
 #include "base/alloc.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/trace.h"
 #include "decoder/places.h"
 #include "decoder/step_gpu.h"
 #include "link/flag.h"
@@ -130,6 +131,7 @@ void stepper_post(struct stepper *s, const struct stepper_spec *spec)
     memcpy(ring, r, head);
     memcpy(ring->token, r->token, r->tokens * sizeof *r->token);
     flag_raise(flag_at(s, FLAG_STEP_POSTED), r->step);
+    trace(TRACE_POSTED, r->step);
     doorbell_ring(s->at.store_bell);
     uint64_t *counter = spec->kind == STEP_DENSE    ? &s->times.dense
                         : spec->kind == STEP_SPARSE ? &s->times.sparse
@@ -158,6 +160,7 @@ static int wait_tables(struct stepper *s, enum places_phase phase, struct err *e
     int early = phase == PLACES_EARLY;
     int r = wait_flag(s, early ? FLAG_TABLES_EARLY : FLAG_TABLES_LATE,
                       early ? "make the early tables of" : "make the tables of", &s->times.wait_tables, err);
+    trace(early ? TRACE_RELEASED_EARLY : TRACE_RELEASED_LATE, s->record->step);
     return r < 0 ? r : places_phase(s->places, phase, err);
 }
 
