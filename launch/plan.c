@@ -166,8 +166,11 @@ static int ask_card(const struct plan *p, struct gpu_memory_load *load, struct e
     int r = gpu_probe(device, &card, err);
     if (r == 0)
         r = gpu_probe_same(&card, device, retriever, &load->with_retriever, err);
-    load->context_bytes = r == 0 ? card.info.context_bytes : 0;
-    return r;
+    if (r < 0)
+        return r;
+    load->context_bytes = card.info.context_bytes;
+    load->mps = card.info.mps;
+    return 0;
 }
 
 /* The KV cache's share of the card. */
@@ -272,7 +275,7 @@ static struct memory_load plan_load(const struct plan *p, const struct kv_layout
 {
     return (struct memory_load){.requests = p->requests,
                                 .slots = p->slots,
-                                .staging_tokens = memory_staging_tokens(layout, p->memory_bytes)};
+                                .staging_tokens = memory_staging_tokens(layout, p->memory_bytes, p->slots)};
 }
 
 static uint64_t threshold(const struct plan *p, const struct kv_layout *layout, uint32_t offloaded)

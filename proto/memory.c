@@ -41,11 +41,12 @@ uint64_t memory_staging_slabs(const struct kv_layout *layout, uint32_t tokens)
     return 2 * run_layers_max(layout) * page_slabs(layout, pages);
 }
 
-uint32_t memory_staging_tokens(const struct kv_layout *layout, uint64_t device_bytes)
+uint32_t memory_staging_tokens(const struct kv_layout *layout, uint64_t device_bytes, uint32_t slots)
 {
-    uint64_t slab_bytes = layout_slab_bytes(layout);
-    uint64_t slabs =
-        device_bytes / slab_bytes / 2 / (2 * run_layers_max(layout)); /* of one layer and buffer */
+    uint64_t slab_bytes = layout_slab_bytes(layout), all = device_bytes / slab_bytes;
+    uint64_t one = layout->layers * slot_slabs(layout, memory_slots(slots, layout->context_max));
+    uint64_t most = all > one && all - one > all / 2 ? all - one : all / 2;
+    uint64_t slabs = most / (2 * run_layers_max(layout)); /* of one layer and buffer */
     uint64_t pages = (slabs ? slabs : 1) * (slab_bytes / layout_page_bytes(layout));
     uint64_t wanted = divide_up(layout->context_max, BLOCK_TOKENS);
     return (uint32_t)((pages < wanted ? pages : wanted) * BLOCK_TOKENS);

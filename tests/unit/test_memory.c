@@ -83,6 +83,18 @@ static void exact_counts_by_hand(void **state)
     assert_int_equal(memory_host_bytes(&l, 2, 65), 2ull * 2 * 64 * 8 * 32 * 512);
 }
 
+/* The context, or what half of the device takes, or all but one sequence's slots. */
+static void staging_by_hand(void **state)
+{
+    (void)state;
+    struct kv_layout l = layout_8b(); /* 8 slabs for 64 positions; 32 layers of 1 slab a 64 slots */
+    assert_int_equal(memory_staging_tokens(&l, UINT64_C(64) << 30, 640), l.context_max);
+    uint64_t slab = layout_slab_bytes(&l);
+    assert_int_equal(memory_staging_tokens(&l, 1000 * slab, 640), (1000 - 320) / 8 * 64);
+    assert_int_equal(memory_staging_tokens(&l, 400 * slab, 640), 200 / 8 * 64);
+    assert_int_equal(memory_staging_tokens(&l, slab, 640), 64);
+}
+
 static void runs_cover_all_layers(void **state)
 {
     (void)state;
@@ -101,9 +113,8 @@ static void runs_cover_all_layers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(paper_thresholds),
-        cmocka_unit_test(exact_is_monotonic_and_tight),
-        cmocka_unit_test(exact_counts_by_hand),
+        cmocka_unit_test(paper_thresholds),      cmocka_unit_test(exact_is_monotonic_and_tight),
+        cmocka_unit_test(exact_counts_by_hand),  cmocka_unit_test(staging_by_hand),
         cmocka_unit_test(runs_cover_all_layers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
