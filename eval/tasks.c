@@ -62,6 +62,15 @@ __attribute__((format(printf, 2, 3))) static void expect(struct maker *m, const 
     va_end(args);
 }
 
+/* What the answer begins with, word for word as the text has it: small models go on where they would refuse. */
+__attribute__((format(printf, 2, 3))) static void lead(struct maker *m, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(m->task->lead, sizeof m->task->lead, format, args);
+    va_end(args);
+}
+
 static uint32_t number(const struct maker *m, uint32_t unit, uint32_t use, uint32_t below)
 {
     return draw(m->seed, m->item, unit, use, below);
@@ -91,8 +100,9 @@ static void make_key_value(struct maker *m)
             10000 + number(m, i, 0, 90000));
     say(m, "\nWhat is the value of key K%03u%c? Answer with the number alone.", asked % 1000,
         'A' + (char)(asked / 1000 % 26));
+    lead(m, "The value of key K%03u%c is", asked % 1000, 'A' + (char)(asked / 1000 % 26));
     expect(m, "%05u", 10000 + number(m, asked, 0, 90000));
-    m->task->answer_tokens = 24;
+    m->task->answer_tokens = 12;
 }
 
 static void make_needle(struct maker *m)
@@ -105,8 +115,9 @@ static void make_needle(struct maker *m)
         say_sentence(m, i);
     }
     say(m, "\n\nWhat is the secret number of %s? Answer with the number alone.", people[who]);
+    lead(m, "The secret number of %s is", people[who]);
     expect(m, "%05u", code);
-    m->task->answer_tokens = 24;
+    m->task->answer_tokens = 12;
 }
 
 /* A chain of three in a row of unlike names, each somewhere behind the one before. */
@@ -126,8 +137,9 @@ static void make_variables(struct maker *m)
         say_sentence(m, i);
     }
     say(m, "\n\nWhat is the value of %s? Answer with the number alone.", variables[LINKS - 1]);
+    lead(m, "The value of %s is", variables[LINKS - 1]);
     expect(m, "%05u", value);
-    m->task->answer_tokens = 24;
+    m->task->answer_tokens = 12;
 }
 
 /* Eight sentences a passage; some passages are said again. */
@@ -146,8 +158,9 @@ static void make_passages(struct maker *m)
         say(m, "\n\n");
     }
     say(m, "How many different passages are there? Answer with the number alone.");
+    lead(m, "The number of different passages is");
     expect(m, "%u", different);
-    m->task->answer_tokens = 16;
+    m->task->answer_tokens = 12;
 }
 
 static void make_copy(struct maker *m)
@@ -164,6 +177,7 @@ static void make_copy(struct maker *m)
     for (uint32_t i = 0; i < m->units; i++)
         say_sentence(m, i);
     say(m, "\n\nRepeat the list, line by line.");
+    lead(m, "This is the list:\n");
     m->task->answer_tokens = 96;
 }
 

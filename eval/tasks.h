@@ -16,6 +16,7 @@ enum task_kind { TASK_KEY_VALUE, TASK_NEEDLE, TASK_VARIABLES, TASK_PASSAGES, TAS
 
 struct task {
     struct text_buf text;                            /* what the user says; released by task_free */
+    char lead[96];                                   /* what the answer begins with, given; may be "" */
     char answers[TASK_ANSWERS_MAX][TASK_WORD_BYTES]; /* words or numbers that the answer must have */
     uint32_t answer_count;
     uint32_t answer_tokens; /* enough to say them */
