@@ -10,6 +10,8 @@
 #include "eval/session.h"
 #include "model/chat.h"
 
+enum { PILOT = 40 }; /* items that tell whether a task is worth the others */
+
 struct answering {
     struct session *session;
     struct chat_format format;
@@ -84,7 +86,7 @@ static double score(const struct answering *a, const struct item *item, const st
     for (size_t i = 0; i < s->out.count; i++)
         detok_push(&detok, a->session->engine.tokenizer, s->out.ids[i], &text);
     detok_finish(&detok, &text);
-    double value = task_score(item->kind, &item->task, text.text ? text.text : "", text.bytes);
+    double value = task_score(&item->task, text.text ? text.text : "", text.bytes);
     text_buf_free(&text);
     return value;
 }
@@ -141,6 +143,12 @@ static int answer_batch(struct answering *a, uint32_t count, struct report_task 
     return r;
 }
 
+/* Whether full attention has shown that it does not do the task: then it tells nothing about sparse attention. */
+static bool hopeless(const struct answering *a, const struct report_task *row)
+{
+    return row->items >= PILOT && row->full < (double)a->session->options->task_floor * row->items;
+}
+
 static int answer_task(struct answering *a, enum task_kind kind, uint32_t context, struct report_task *rows,
                        struct err *err)
 {
@@ -152,7 +160,7 @@ static int answer_task(struct answering *a, enum task_kind kind, uint32_t contex
                                        .budget = s->ways[i].variant->choice.budget,
                                        .context = context,
                                        .task = kind};
-    for (uint32_t at = 0; at < s->options->items && !r;) {
+    for (uint32_t at = 0; at < s->options->items && !r && !hopeless(a, rows);) {
         uint32_t count = 0;
         while (count < s->families && at < s->options->items)
             a->items[count++] = (struct item){.kind = kind, .number = at++, .context = context};
@@ -161,8 +169,8 @@ static int answer_task(struct answering *a, enum task_kind kind, uint32_t contex
     for (uint32_t i = 0; i < s->way_count && !r; i++) {
         rows[i].full /= rows[i].items;
         rows[i].sparse /= rows[i].items;
-        session_say("  full %.3f, %s %" PRIu32 " %.3f", rows[i].full, rows[i].head, rows[i].budget,
-                    rows[i].sparse);
+        session_say("  %" PRIu32 " items: full %.3f, %s %" PRIu32 " %.3f", rows[i].items, rows[i].full,
+                    rows[i].head, rows[i].budget, rows[i].sparse);
     }
     return r;
 }

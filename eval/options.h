@@ -34,13 +34,14 @@ struct eval_options {
 
     uint32_t items;
     uint32_t seed;
+    float task_floor;
     const char *chat_template;
 
     uint32_t long_generation, long_prompt, long_prompts, long_seeds;
     float temperature;
 
     bool json;
-    const char *plot;
+    const char *json_file, *plot;
     uint32_t cores, activations, batch;
 };
 

@@ -31,6 +31,6 @@ void task_free(struct task *task); /* accepts a zeroed object; leaves one */
 
 /* Share of the answers that stand in the text, each as a word of its own (0 .. 1); of a list, in its order;
  * of a number, the first one in the text must be it. */
-double task_score(enum task_kind kind, const struct task *task, const char *text, uint64_t bytes);
+double task_score(const struct task *task, const char *text, uint64_t bytes);
 
 #endif

@@ -296,13 +296,13 @@ static void check_task(enum task_kind kind)
         if (kind != TASK_PASSAGES)
             assert_non_null(memmem(a.text.text, a.text.bytes, a.answers[i], strlen(a.answers[i])));
     }
-    assert_true(task_score(kind, &a, said, strlen(said)) == 1);
-    assert_true(task_score(kind, &a, "I do not know 1", 15) == 0);
-    assert_true(task_score(kind, &a, "", 0) == 0);
+    assert_true(task_score(&a, said, strlen(said)) == 1);
+    assert_true(task_score(&a, "I do not know 1", 15) == 0);
+    assert_true(task_score(&a, "", 0) == 0);
     if (kind != TASK_COPY && kind != TASK_PASSAGES) {
         char wrong[64];
         snprintf(wrong, sizeof wrong, "1%s", a.answers[0]);
-        assert_true(task_score(kind, &a, wrong, strlen(wrong)) == 0);
+        assert_true(task_score(&a, wrong, strlen(wrong)) == 0);
     }
     task_free(&a);
     task_free(&b);
@@ -356,9 +356,9 @@ static void test_lists_score_by_their_order(void **state)
 {
     (void)state;
     struct task t = {.answers = {"apple 1", "table 2", "river 3", "candle 4"}, .answer_count = 4};
-    assert_true(task_score(TASK_COPY, &t, "apple 1, table 2, candle 4", 26) == 0.75);
-    assert_true(task_score(TASK_COPY, &t, "candle 4, apple 1", 17) == 0.25);
-    assert_true(task_score(TASK_COPY, &t, "pineapple 1 apple 10", 20) == 0);
+    assert_true(task_score(&t, "apple 1, table 2, candle 4", 26) == 0.75);
+    assert_true(task_score(&t, "candle 4, apple 1", 17) == 0.25);
+    assert_true(task_score(&t, "pineapple 1 apple 10", 20) == 0);
 }
 
 static void test_distinct_ngrams(void **state)
