@@ -20,8 +20,9 @@
 
 #include "base/err.h"
 #include "compute/cuda/kernels.h"
+#include "compute/cuda/sets.h"
 
-#define GPU_API_VERSION 3
+#define GPU_API_VERSION 4
 #define GPU_API_SYMBOL  "specontext_gpu_api" /* const struct gpu_api *specontext_gpu_api(void) */
 #define GPU_IPC_BYTES   64
 
@@ -113,7 +114,7 @@ struct gpu_api {
                   struct CUstream_st *stream);
     uint64_t (*library_bytes)(const struct gpu *gpu); /* workspace and what the libraries took */
 
-    /* ---- kernels ---- compute/cuda/kernels.h says what each does. */
+    /* ---- kernels ---- compute/cuda/kernels.h and sets.h say what each does. */
     int (*embed)(const struct cuda_embed *, struct CUstream_st *);
     int (*mix)(const struct cuda_mix *, struct CUstream_st *);
     int (*rmsnorm)(const struct cuda_rmsnorm *, struct CUstream_st *);
@@ -134,6 +135,8 @@ struct gpu_api {
     size_t (*retrieval_work_bytes)(uint32_t n, uint32_t q_heads, uint32_t count_max);
     int (*retrieval)(const struct cuda_retrieval *, struct CUstream_st *);
     int (*topk)(const struct cuda_topk *, struct CUstream_st *);
+    int (*sets_mark)(const struct cuda_sets_mark *, struct CUstream_st *);
+    int (*sets_changes)(const struct cuda_sets_changes *, struct CUstream_st *);
     int (*sample)(const struct cuda_sample *, struct CUstream_st *);
     int (*penalties)(const struct cuda_penalties *, struct CUstream_st *);
 };

@@ -21,6 +21,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/loop.h"
+#include "base/trace.h"
 #include "decoder/attach.h"
 #include "decoder/device.h"
 #include "decoder/identity.h"
@@ -300,6 +301,8 @@ static void handle_post(struct serve *s, struct post *post)
     case POST_RETRIEVER:
         to = "retriever";
         r = bus_send(s->retriever, &post->msg);
+        if (post->msg.kind == MSG_STEP)
+            trace(TRACE_TOLD, (uint32_t)post->msg.id);
         break;
     case POST_OPENED:
         device_opened(s, post->text);

@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/trace.h"
 #include "decoder/inputs_gpu.h"
 #include "decoder/tables_gpu.h"
 #include "link/flag.h"
@@ -288,6 +289,7 @@ static int launch_graph(struct step_gpu *g, struct err *err)
     r = g->api->graph_launch(graph, values, g->device->stream);
     if (r < 0)
         return gpu_device_error(g->device, r, "launching a step", err);
+    trace(TRACE_LAUNCHED, g->record->step);
     g->figures.launched++;
     int again = 0;
     for (enum places_phase phase = g->early_layers ? PLACES_EARLY : PLACES_LATE; phase <= PLACES_LATE;
@@ -427,6 +429,7 @@ int step_gpu_run(struct step_gpu *g, const struct step_record *record, const str
         r = queue_or_launch(g, spec, err);
     if (r == 0)
         r = finish(g, err);
+    trace(TRACE_ENDED, record->step);
     if (r < 0) {
         give_up(g, err);
         return r;

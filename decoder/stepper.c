@@ -12,6 +12,7 @@
 #include "base/alloc.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/trace.h"
 #include "decoder/places.h"
 #include "decoder/step_gpu.h"
 #include "link/flag.h"
@@ -30,6 +31,7 @@ struct stepper {
     uint32_t next, resident_version;
     uint32_t used_version; /* resident set of the tables read last; 0, before the first, is all layers */
     uint32_t runs, run;    /* run that the pass is in, `runs` before the first layer */
+    uint32_t offloaded;    /* layers, in the step run last */
     struct stepper_times times;
 };
 
@@ -129,6 +131,7 @@ void stepper_post(struct stepper *s, const struct stepper_spec *spec)
     memcpy(ring, r, head);
     memcpy(ring->token, r->token, r->tokens * sizeof *r->token);
     flag_raise(flag_at(s, FLAG_STEP_POSTED), r->step);
+    trace(TRACE_POSTED, r->step);
     doorbell_ring(s->at.store_bell);
     uint64_t *counter = spec->kind == STEP_DENSE    ? &s->times.dense
                         : spec->kind == STEP_SPARSE ? &s->times.sparse
@@ -157,6 +160,7 @@ static int wait_tables(struct stepper *s, enum places_phase phase, struct err *e
     int early = phase == PLACES_EARLY;
     int r = wait_flag(s, early ? FLAG_TABLES_EARLY : FLAG_TABLES_LATE,
                       early ? "make the early tables of" : "make the tables of", &s->times.wait_tables, err);
+    trace(early ? TRACE_RELEASED_EARLY : TRACE_RELEASED_LATE, s->record->step);
     return r < 0 ? r : places_phase(s->places, phase, err);
 }
 
@@ -244,6 +248,18 @@ static int run_gpu(struct stepper *s, const struct stepper_spec *spec, struct st
     return r;
 }
 
+/* Layers went into host memory, or came back, with the step that was run. */
+static void note_move(struct stepper *s)
+{
+    uint32_t offloaded = places_offloaded(s->places);
+    if (offloaded == s->offloaded)
+        return;
+    s->offloaded = offloaded;
+    uint64_t at = s->times.move_count++ % STEPPER_MOVES;
+    s->times.moves[at].sparse = s->times.sparse;
+    s->times.moves[at].offloaded = offloaded;
+}
+
 int stepper_run(struct stepper *s, const struct stepper_spec *spec, struct stepper_verdict *ret_verdicts,
                 struct err *err)
 {
@@ -254,6 +270,7 @@ int stepper_run(struct stepper *s, const struct stepper_spec *spec, struct stepp
     if (r < 0)
         return r;
     s->used_version = s->record->resident_version;
+    note_move(s);
     flag_raise(flag_at(s, FLAG_KV_WRITTEN), s->record->step);
     flag_raise(flag_at(s, FLAG_STEP_CONSUMED), s->record->step);
     doorbell_ring(s->at.store_bell);

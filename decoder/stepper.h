@@ -16,6 +16,7 @@
 #include "proto/control.h"
 
 #define STEPPER_WAIT_S 30 /* the longest wait for one flag */
+#define STEPPER_MOVES  16 /* changes of residency that are remembered */
 
 struct stepper_part { /* what one sequence adds to a step */
     uint64_t id;
@@ -46,6 +47,11 @@ struct stepper_times { /* nanoseconds, summed */
     uint64_t dropped;               /* parts */
     uint64_t waits_broken;          /* by abort or deadline */
     struct waits tables, rows;      /* of each step but those of prompts; rows: on the CPU */
+    struct {
+        uint64_t sparse;    /* steps, that one included if it is one */
+        uint32_t offloaded; /* layers, from that step on */
+    } moves[STEPPER_MOVES]; /* the last changes; the oldest is overwritten */
+    uint64_t move_count;    /* so far; change i is at i % STEPPER_MOVES */
 };
 
 struct stepper_attachment { /* what the store handed over */

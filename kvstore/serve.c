@@ -19,6 +19,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/trace.h"
 #include "kvstore/status.h"
 #include "kvstore/worker.h"
 #include "link/fdpass.h"
@@ -447,6 +448,8 @@ static void on_message(void *arg, struct bus_peer *peer, struct msg *msg)
         }
         return; /* nobody has sequences yet */
     }
+    if (msg->kind == MSG_TOPK)
+        trace(TRACE_TOPK, (uint32_t)msg->id);
     struct worker_command *c = mem_alloc(1, sizeof *c);
     *c = (struct worker_command){.kind = WORKER_MESSAGE, .peer = *peer, .msg = *msg};
     msg->memory = NULL;

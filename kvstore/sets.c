@@ -6,6 +6,7 @@
 #include "base/alloc.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/trace.h"
 #include "kvstore/planner.h"
 #include "kvstore/residency.h"
 #include "kvstore/step.h"
@@ -195,6 +196,7 @@ static void draft_one(void *arg, int index, int thread)
 void planner_topk(struct planner *p, const struct msg *msg)
 {
     const struct msg_topk *t = &msg->topk;
+    trace(TRACE_TOPK_TAKEN, (uint32_t)msg->id);
     planner_advance(
         p); /* what these sets were made from may rest on flags that are raised but not seen yet */
     if (t->groups != p->layout.groups || t->selection_heads != p->layout.selection_heads ||
@@ -206,6 +208,7 @@ void planner_topk(struct planner *p, const struct msg *msg)
     split(p, msg, arrivals);
     int64_t from = clock_now_ns();
     pool_run(p->pool, (int)t->entry_count, receive_one, arrivals);
+    trace(TRACE_CHECKED, (uint32_t)msg->id);
     p->totals.plan_ns += clock_now_ns() - from;
     for (uint32_t i = 0; i < t->entry_count; i++) {
         struct arrival *a = &arrivals[i];
@@ -226,4 +229,5 @@ void planner_topk(struct planner *p, const struct msg *msg)
     if (!p->broken)
         pool_run(p->pool, (int)t->entry_count, draft_one, &work);
     p->totals.plan_ns += clock_now_ns() - from;
+    trace(TRACE_DRAFTED, (uint32_t)msg->id);
 }

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/trace.h"
 #include "kvstore/residency.h"
 #include "link/flag.h"
 
@@ -344,6 +345,7 @@ static void phase_publish(struct planner *p, uint32_t phase)
     pool_run(p->pool, (int)step->parts, prepare_part, &work);
     step->phase_out[phase] = true;
     flag_raise(planner_flag(p, phase ? FLAG_TABLES_LATE : FLAG_TABLES_EARLY), step->step);
+    trace(phase ? TRACE_TABLES_LATE : TRACE_TABLES_EARLY, step->step);
     p->totals.plan_ns += clock_now_ns() - from;
     if (phase == 0) {
         uint32_t early = 0;
@@ -422,6 +424,7 @@ static bool begin(struct planner *p)
     struct step *step = &p->step;
     if (!flag_reached(planner_flag(p, FLAG_STEP_POSTED), step->step))
         return false;
+    trace(TRACE_SEEN, step->step);
     struct step_record *r = &step->record;
     const struct step_record *shared =
         (const struct step_record *)((const uint8_t *)p->flags + p->tables.header.steps_at) +
@@ -492,6 +495,7 @@ static bool written(struct planner *p)
     struct step *step = &p->step;
     if (!flag_reached(planner_flag(p, FLAG_KV_WRITTEN), step->step))
         return false;
+    trace(TRACE_WRITTEN, step->step);
     for (uint32_t i = 0; i < step->parts; i++)
         if (step->part[i].sequence)
             write_back(p, &step->part[i]);
@@ -515,6 +519,7 @@ static bool written(struct planner *p)
     commit->waits = true;
     planner_commit(p, false);
     step->state = STEP_CONSUMED;
+    trace(TRACE_WRITE_BACK, step->step);
     return true;
 }
 
@@ -549,6 +554,7 @@ static bool consumed(struct planner *p)
             planner_settle(p, s);
     }
     residency_review(p);
+    trace(TRACE_CONSUMED, step->step - 1);
     return true;
 }
 

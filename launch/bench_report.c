@@ -13,12 +13,16 @@
 void bench_row_init(struct bench_row *row, enum bench_kind kind, uint32_t depth,
                     const struct bench_options *options)
 {
-    *row = (struct bench_row){.kind = kind,
-                              .depth = depth,
-                              .tokens = kind == BENCH_PREFILL ? options->prompt : options->decode,
-                              .rates = mem_alloc(options->repeats, sizeof *row->rates),
-                              .cpu = mem_alloc(options->repeats, sizeof *row->cpu),
-                              .attended = (double)NAN};
+    *row = (struct bench_row){
+        .kind = kind,
+        .depth = depth,
+        .tokens = kind == BENCH_PREFILL ? options->prompt : options->decode,
+        .rates = mem_alloc(options->repeats, sizeof *row->rates),
+        .cpu = mem_alloc(options->repeats, sizeof *row->cpu),
+        .step_ms = kind == BENCH_DECODE
+                       ? mem_alloc((size_t)options->repeats * options->decode, sizeof *row->step_ms)
+                       : NULL,
+        .attended = (double)NAN};
 }
 
 static int by_value(const void *a, const void *b)
@@ -37,6 +41,7 @@ void bench_row_free(struct bench_row *row)
 {
     mem_free(&row->rates);
     mem_free(&row->cpu);
+    mem_free(&row->step_ms);
     bench_parts_free(&row->parts);
 }
 
@@ -237,6 +242,21 @@ static json_t *gpu_memory_json(const struct bench_row *row)
     return json_null();
 }
 
+/* Each step's time by repeat, and where layers moved: {repeat, step, layers_offloaded}. */
+static void put_steps(json_t *o, const struct bench_row *row)
+{
+    json_t *repeats = json_array(), *moves = json_array();
+    for (uint32_t i = 0; row->step_ms && i < row->repeats; i++)
+        json_array_append_new(repeats, list_of(row->step_ms + (size_t)i * row->tokens, row->tokens));
+    for (uint32_t i = 0; i < row->parts.move_count; i++) {
+        const struct bench_move *m = &row->parts.moves[i];
+        json_array_append_new(moves, json_pack("{s:i, s:i, s:i}", "repeat", (int)m->repeat, "step",
+                                               (int)m->step, "layers_offloaded", (int)m->offloaded));
+    }
+    json_object_set_new(o, "steps_ms", repeats);
+    json_object_set_new(o, "moves", moves);
+}
+
 /* How its steps spent their time. */
 static void put_parts(json_t *o, const struct bench_report *r, const struct bench_row *row)
 {
@@ -287,6 +307,7 @@ static json_t *row_json(const struct bench_report *r, const struct bench_row *ro
     json_object_set_new(o, "cached_tokens", json_integer(row->cached));
     json_object_set_new(o, "layers_offloaded", json_integer(row->layers_offloaded));
     put_parts(o, r, row);
+    put_steps(o, row);
     json_object_set_new(o, "rss_bytes", json_integer((json_int_t)row->memory.rss));
     json_object_set_new(o, "pss_bytes", json_integer((json_int_t)row->memory.pss));
     return o;
@@ -310,6 +331,7 @@ void bench_report_json(const struct bench_report *r, FILE *to)
     json_object_set_new(top, "budget", sparse ? json_integer(o->run.budget) : json_null());
     json_object_set_new(top, "device", json_string(o->run.device));
     json_object_set_new(top, "retriever_device", json_string(o->run.retriever_device));
+    json_object_set_new(top, "distinct", json_boolean(o->distinct));
     json_object_set_new(top, "elastic", json_boolean(!o->run.no_elastic));
     json_object_set_new(top, "offload", json_boolean(!o->run.no_offload));
     json_object_set_new(top, "activations", json_string(r->gpu ? "bf16" : o->run.activations ? "q8" : "f32"));

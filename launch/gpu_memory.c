@@ -64,20 +64,19 @@ void gpu_memory_plan(const struct gpu_memory_load *load, uint64_t cap, struct gp
                                     .sequences = load->sequences,
                                     .budget = load->budget,
                                     .slots = load->slots ? load->slots : load->budget + load->budget / 2};
-    uint64_t processes = load->with_retriever ? 3 : 2;
+    uint64_t processes = load->with_retriever ? 3 : 2,
+             context = (load->context_bytes ? load->context_bytes : MEMORY_GPU_CONTEXT) + MEMORY_GPU_ROUNDING;
     struct kv_layout layout;
     struct memory_gpu_decoder decoder;
     gpu_memory_layout(load->model, load->head, load->context, &layout);
     memory_gpu_decoder(&model, &layout, &steps, &decoder);
-    *ret = (struct gpu_memory){
-        .cap = cap,
-        .contexts = processes *
-                    ((load->context_bytes ? load->context_bytes : MEMORY_GPU_CONTEXT) + MEMORY_GPU_ROUNDING),
-        .libraries = (processes - 1) * MEMORY_GPU_LIBRARIES,
-        .weights = decoder.weights,
-        .activations = decoder.activations,
-        .workspace = decoder.workspace,
-        .tables = decoder.tables + memory_gpu_tables(&layout, &steps)};
+    *ret = (struct gpu_memory){.cap = cap,
+                               .contexts = processes * context,
+                               .libraries = (processes - 1) * MEMORY_GPU_LIBRARIES,
+                               .weights = decoder.weights,
+                               .activations = decoder.activations,
+                               .workspace = decoder.workspace,
+                               .tables = decoder.tables + memory_gpu_tables(&layout, &steps)};
     if (load->with_retriever) {
         struct memory_gpu_head head = head_of(load->model, load->head);
         struct memory_gpu_retriever retriever;
@@ -89,6 +88,12 @@ void gpu_memory_plan(const struct gpu_memory_load *load, uint64_t cap, struct gp
     ret->taken = ret->contexts + ret->libraries + ret->weights + ret->activations + ret->workspace +
                  ret->tables + ret->retriever_weights + ret->retriever_keys + ret->retriever_workspace;
     ret->kv = cap > ret->taken ? cap - ret->taken : 0;
+    ret->store = context + memory_gpu_tables(&layout, &steps) + ret->kv;
+    ret->decoder =
+        context + MEMORY_GPU_LIBRARIES + ret->weights + ret->activations + ret->workspace + decoder.tables;
+    if (load->with_retriever)
+        ret->retriever = context + MEMORY_GPU_LIBRARIES + ret->retriever_weights + ret->retriever_keys +
+                         ret->retriever_workspace;
 }
 
 static unsigned long long mib(uint64_t bytes)

@@ -17,6 +17,7 @@ struct gpu_memory {
     uint64_t retriever_weights, retriever_keys, retriever_workspace; /* 0: it is elsewhere */
     uint64_t taken;                                                  /* all of the above */
     uint64_t kv;                                                     /* cap - taken, 0 where that is less */
+    uint64_t store, retriever, decoder; /* the same bytes by process, `kv` the store's; 0: it is elsewhere */
 };
 
 struct gpu_memory_load {

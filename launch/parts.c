@@ -98,18 +98,6 @@ static int start_decoder(struct supervise *s, const struct parts_plan *plan, uin
     return supervise_start(s, &part, err);
 }
 
-/* Whether the retriever is on the decoder's card. */
-static int shares_card(const struct run_options *o, const struct gpu_probe *card, int *ret, struct err *err)
-{
-    struct gpu_probe other;
-    *ret = !strcmp(o->retriever_device, o->device);
-    if (*ret || !gpu_named(o->retriever_device))
-        return 0;
-    int r = gpu_probe(o->retriever_device, &other, err);
-    *ret = r == 0 && !strcmp(other.info.uuid, card->info.uuid);
-    return r;
-}
-
 /* The store's share of the card: what is left of --gpu-memory, or what --device-memory says, if that fits. */
 static int divide_card(const struct parts_plan *plan, uint64_t *ret_device_memory, struct err *err)
 {
@@ -124,7 +112,7 @@ static int divide_card(const struct parts_plan *plan, uint64_t *ret_device_memor
                                    .slots = o->slots};
     int r = gpu_probe(o->device, &card, err);
     if (r == 0)
-        r = shares_card(o, &card, &load.with_retriever, err);
+        r = gpu_probe_same(&card, o->device, o->retriever_device, &load.with_retriever, err);
     if (r == 0 && o->gpu_memory > card.free_bytes)
         r = err_set(err, -ENOMEM, "--gpu-memory: found %" PRIu64 " MiB, free on %s are %" PRIu64 " MiB",
                     o->gpu_memory >> 20, card.info.uuid, card.free_bytes >> 20);

@@ -11,12 +11,15 @@
 
 #include "base/parse.h"
 #include "launch/gpu_memory.h"
+#include "launch/gpu_probe.h"
 #include "model/head.h"
 #include "model/model.h"
 #include "proto/memory.h"
 
 struct plan {
     const char *model_path, *head_path;
+    const char *device;           /* whose context is measured; NULL: an allowance */
+    const char *retriever_device; /* NULL: the same card */
     int exact, json;
     uint64_t memory_bytes;   /* exact: of the KV cache */
     uint64_t gpu_bytes;      /* of the whole card; 0: not given */
@@ -36,6 +39,8 @@ static const char usage_text[] =
     "load\n"
     "      --device-memory SIZE   memory to plan for: exact: KV memory; paper: the whole GPU\n"
     "      --gpu-memory SIZE  the whole GPU; exact (with -m): less what everything else takes on it\n"
+    "      --device NAME      ask this GPU what a process takes on it (default: an allowance)\n"
+    "      --retriever-device NAME   where the retriever is: cpu or another GPU takes it off this one\n"
     "      --requests R       concurrent requests (default 1)\n"
     "      --budget B         positions attended (default 2048)\n"
     "      --context S        positions a request will have, marked in the table (default: the model's "
@@ -57,6 +62,8 @@ static const char usage_text[] =
 enum {
     OPT_MEMORY = 256,
     OPT_GPU_MEMORY,
+    OPT_DEVICE,
+    OPT_RETRIEVER_DEVICE,
     OPT_REQUESTS,
     OPT_BUDGET,
     OPT_CONTEXT,
@@ -75,6 +82,8 @@ static const struct option long_options[] = {
     {"model", required_argument, NULL, 'm'},
     {"device-memory", required_argument, NULL, OPT_MEMORY},
     {"gpu-memory", required_argument, NULL, OPT_GPU_MEMORY},
+    {"device", required_argument, NULL, OPT_DEVICE},
+    {"retriever-device", required_argument, NULL, OPT_RETRIEVER_DEVICE},
     {"head", required_argument, NULL, 'H'},
     {"requests", required_argument, NULL, OPT_REQUESTS},
     {"budget", required_argument, NULL, OPT_BUDGET},
@@ -105,6 +114,12 @@ static int set_option(struct plan *p, int opt, const char *value)
         return parse_size(value, &p->memory_bytes);
     case OPT_GPU_MEMORY:
         return parse_size(value, &p->gpu_bytes);
+    case OPT_DEVICE:
+        p->device = value;
+        return gpu_named(value) ? 0 : -EINVAL;
+    case OPT_RETRIEVER_DEVICE:
+        p->retriever_device = value;
+        return gpu_named(value) || !strcmp(value, "cpu") ? 0 : -EINVAL;
     case OPT_REQUESTS:
         return parse_u32(value, 1, 1 << 20, &p->requests);
     case OPT_BUDGET:
@@ -134,7 +149,23 @@ static int set_option(struct plan *p, int opt, const char *value)
     }
 }
 
-/* The KV cache's share of the card; all parts on it. */
+/* What a process takes there, and whether the retriever is one of them. Without a GPU to ask, names tell. */
+static int ask_card(const struct plan *p, struct gpu_memory_load *load, struct err *err)
+{
+    const char *device = p->device ? p->device : "cuda:0",
+               *retriever = p->retriever_device ? p->retriever_device : device;
+    struct gpu_probe card;
+    load->with_retriever = !strcmp(retriever, device);
+    if (!p->device)
+        return 0;
+    int r = gpu_probe(device, &card, err);
+    if (r == 0)
+        r = gpu_probe_same(&card, device, retriever, &load->with_retriever, err);
+    load->context_bytes = r == 0 ? card.info.context_bytes : 0;
+    return r;
+}
+
+/* The KV cache's share of the card. */
 static int divide_card(struct plan *p, const struct model *model, struct err *err)
 {
     struct head *head = NULL;
@@ -146,11 +177,12 @@ static int divide_card(struct plan *p, const struct model *model, struct err *er
                                    .context = p->context ? p->context : p->sequence_context,
                                    .sequences = p->requests,
                                    .budget = p->budget,
-                                   .slots = p->slots,
-                                   .with_retriever = 1};
+                                   .slots = p->slots};
     if (p->requests > LIMIT_SEQUENCES)
         r = err_set(err, -EINVAL, "--requests: found %u, expected at most %u with --gpu-memory", p->requests,
                     LIMIT_SEQUENCES);
+    if (r == 0)
+        r = ask_card(p, &load, err);
     if (r == 0)
         gpu_memory_plan(&load, p->gpu_bytes, &p->terms);
     head_free(&head);
@@ -280,7 +312,10 @@ static json_t *terms_json(const struct gpu_memory *t)
                  {"retriever_weights_bytes", t->retriever_weights},
                  {"retriever_keys_bytes", t->retriever_keys},
                  {"retriever_workspace_bytes", t->retriever_workspace},
-                 {"kv_bytes", t->kv}};
+                 {"kv_bytes", t->kv},
+                 {"kvstore_process_bytes", t->store},
+                 {"retriever_process_bytes", t->retriever},
+                 {"decoder_process_bytes", t->decoder}};
     json_t *o = json_object();
     for (size_t i = 0; i < sizeof terms / sizeof *terms; i++)
         json_object_set_new(o, terms[i].name, json_integer((json_int_t)terms[i].bytes));

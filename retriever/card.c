@@ -69,15 +69,22 @@ static void *take(struct card *c, uint64_t bytes, uint64_t *kind, int *rc, struc
     return at;
 }
 
-static void *take_pinned(struct card *c, uint64_t bytes, int *rc, struct err *err)
+static void *take_mapped(struct card *c, uint64_t bytes, uint32_t **ret_device, int *rc, struct err *err)
 {
-    void *at = NULL, *device;
+    void *at = NULL, *device = NULL;
     CHECK(c->pinned_count < (int)(sizeof c->pinned / sizeof *c->pinned));
     if (*rc == 0)
         *rc = c->api->alloc_host(c->gpu, bytes, &at, &device, err);
     if (*rc == 0)
         c->pinned[c->pinned_count++] = at;
+    *ret_device = device;
     return at;
+}
+
+static void *take_pinned(struct card *c, uint64_t bytes, int *rc, struct err *err)
+{
+    uint32_t *device;
+    return take_mapped(c, bytes, &device, rc, err);
 }
 
 static int check_room(struct card *c, struct err *err)
@@ -95,6 +102,13 @@ static int check_room(struct card *c, struct err *err)
                    ": lower --sequences or --context, or use another --retriever-device",
                    c->api->info(c->gpu)->uuid, all >> 20, need->weights >> 20, c->sequences, c->context,
                    need->keys >> 20, need->workspace >> 20, room >> 20);
+}
+
+/* Masses, and counts of changes behind them. */
+uint64_t card_results_bytes(const struct card *c)
+{
+    uint64_t lists = (uint64_t)LIMIT_SEQUENCES * c->config->kv_heads;
+    return 4 * lists * (CARD_MASSES + 2) * c->config->groups;
 }
 
 static int take_memory(struct card *c, const struct head_group *groups, struct err *err)
@@ -128,7 +142,10 @@ static int take_memory(struct card *c, const struct head_group *groups, struct e
     c->ignored = take(c, c->sizes.pooled, &b->workspace, &rc, err);
     c->index = take(c, c->sizes.index, &b->workspace, &rc, err);
     c->counts = take(c, 4 * lists, &b->workspace, &rc, err);
-    c->masses = take(c, 4 * lists * CARD_MASSES * h->groups, &b->workspace, &rc, err);
+    c->masses = take(c, card_results_bytes(c), &b->workspace, &rc, err);
+    c->sets = take(c, c->sizes.sets, &b->workspace, &rc, err);
+    c->changes = take(c, c->sizes.changes, &b->workspace, &rc, err);
+    c->total = take(c, sizeof *c->total, &b->workspace, &rc, err);
     c->tokens = take(c, sizeof *c->tokens, &b->workspace, &rc, err);
     c->queries = take(c, sizeof *c->queries, &b->workspace, &rc, err);
     c->ranges = take(c, sizeof *c->ranges, &b->workspace, &rc, err);
@@ -136,8 +153,9 @@ static int take_memory(struct card *c, const struct head_group *groups, struct e
     c->host_tokens = take_pinned(c, sizeof *c->tokens, &rc, err);
     c->host_queries = take_pinned(c, sizeof *c->queries, &rc, err);
     c->host_weights = take_pinned(c, c->sizes.pooled, &rc, err);
-    c->host_index = take_pinned(c, c->sizes.index, &rc, err);
-    c->host_masses = take_pinned(c, 4 * lists * CARD_MASSES * h->groups, &rc, err);
+    c->host_changes = take_mapped(c, c->sizes.changes, &c->host_changes_device, &rc, err);
+    c->host_sets = take_pinned(c, c->sizes.sets / c->sequences, &rc, err);
+    c->host_masses = take_pinned(c, card_results_bytes(c), &rc, err);
     return rc;
 }
 
@@ -285,7 +303,6 @@ int card_create(const struct card_options *o, struct card **ret_card, struct err
     c->scratch.topk = mem_alloc(o->context, sizeof *c->scratch.topk);
     c->scratch.index = mem_alloc(o->context, sizeof *c->scratch.index);
     c->scratch.weights = mem_alloc(o->context, sizeof *c->scratch.weights);
-    c->slices = mem_alloc((size_t)c->config->groups * LIMIT_SEQUENCES, sizeof *c->slices);
     rc = projection_rotation(o->head, o->context, &c->rotation, err);
     if (rc == 0)
         rc = api->open(o->device, &c->gpu, err);
@@ -318,7 +335,6 @@ void card_free(struct card **card)
     mem_free(&c->scratch.topk);
     mem_free(&c->scratch.index);
     mem_free(&c->scratch.weights);
-    mem_free(&c->slices);
     mem_free(card);
 }
 
@@ -342,7 +358,7 @@ struct card_bytes card_bytes(const struct card *c)
 
 uint64_t card_key_bytes(const struct card *c)
 {
-    return (uint64_t)c->config->groups * c->config->kv_heads * c->config->head_dim * KEY_BYTES;
+    return (uint64_t)card_lists(c) * c->config->head_dim * KEY_BYTES;
 }
 
 /* ---- projection ---------------------------------------------------------------------------------------- */

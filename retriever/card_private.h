@@ -23,9 +23,9 @@ struct card_queries {
     uint32_t count[LIMIT_SEQUENCES]; /* keys, the query's own included */
 };
 
-/* Top-K picks from [sinks, limit). */
+/* Top-K picks from [sinks, limit); `how` as struct cuda_sets has it. */
 struct card_ranges {
-    uint32_t sinks[LIMIT_SEQUENCES], limit[LIMIT_SEQUENCES];
+    uint32_t sinks[LIMIT_SEQUENCES], limit[LIMIT_SEQUENCES], how[LIMIT_SEQUENCES];
 };
 
 /* The same for the tokens of a step. */
@@ -39,8 +39,8 @@ struct card_slice {
     uint32_t group, first, count; /* queries */
     uint32_t k;                   /* for all of them; less where a range is shorter */
     uint32_t keys_max;
-    bool by_mass;                    /* lists end by the weights: the host picks */
-    uint64_t index_at, index_stride; /* where their positions lie, in elements */
+    bool by_mass;          /* lists end by the weights: the host picks */
+    uint64_t index_stride; /* of their positions */
 };
 
 struct card_group {
@@ -77,9 +77,14 @@ struct card {
     float *work;       /* of one slice, as the kernel wants it */
     float *weights;    /* [slice][kv_heads][stride] */
     uint32_t *ignored; /* positions of lists whose mass alone is wanted; as many as weights */
-    uint32_t *index;   /* selected positions of the slices in flight */
-    uint32_t *counts;  /* [LIMIT_SEQUENCES * kv_heads] for each mass */
-    float *masses;     /* [groups][CARD_MASSES][LIMIT_SEQUENCES * kv_heads] */
+    uint32_t *index;   /* selected positions of a slice */
+    uint32_t *counts;  /* [LIMIT_SEQUENCES * kv_heads] of a slice's lists, or of a mass's */
+    uint32_t *sets;    /* as struct cuda_sets has them: place = sequence, list = group * kv_heads + kv_head */
+    uint32_t *changes; /* on their way to the host */
+    uint32_t *total;   /* of them */
+    /* [groups][CARD_MASSES][LIMIT_SEQUENCES * kv_heads] f32, then [LIMIT_SEQUENCES][lists][2] counts of
+     * changes: one copy brings both */
+    float *masses;
     struct card_tokens *tokens;
     struct card_queries *queries;
     struct card_ranges *ranges;
@@ -88,14 +93,14 @@ struct card {
     struct card_tokens *host_tokens;
     struct card_queries *host_queries;
     struct card_ranges *host_ranges;
-    uint32_t *host_index;
-    float *host_masses;
+    uint32_t *host_changes, *host_changes_device;
+    uint32_t *host_sets; /* of one sequence: [lists][2][words] */
+    float *host_masses;  /* and counts, as on the card */
     float *host_weights; /* as `weights`, for lists by mass */
 
     /* host */
     struct reach_scratch scratch;
 
-    struct card_slice *slices; /* in flight, see card_rank.c: [groups * LIMIT_SEQUENCES] */
     uint32_t query_count;
     void *owned[6 * HEAD_GROUPS_MAX + 32];
     int owned_count;
@@ -107,5 +112,13 @@ struct card {
 void card_must(struct card *card, int rc, const char *what);
 
 struct cuda_key_view card_keys(const struct card *card, uint32_t group);
+
+uint64_t card_results_bytes(const struct card *card);
+
+/* Lists of one sequence. */
+static inline uint32_t card_lists(const struct card *card)
+{
+    return card->config->groups * card->config->kv_heads;
+}
 
 #endif

@@ -1,5 +1,6 @@
-/* Selection on a GPU; see card.h. Queries of a group go in slices whose scores fit into the work's memory;
- * the positions of several slices come back by one wait.
+/* Selection on a GPU; see card.h. Queries go in flights whose changes fit into the memory that brings them
+ * to the host, and within these, group by group, in slices whose scores fit into the work's. A slice's lists
+ * become sets of bits; what a flight's sets changed by comes back by one wait.
  *
  * What is attended beside the selected positions (sinks, tail) and the weight of all are sums that Top-K
  * gives when it may take every position of a range. With pooling by mean all weights add up to 1, so that
@@ -11,10 +12,21 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "base/pool.h"
+#include "base/trace.h"
 #include "retriever/card_private.h"
 
 enum { MASS_SELECTED, MASS_SINKS, MASS_TAIL, MASS_ALL };
+
+struct flight {
+    uint32_t first, end; /* queries */
+    uint64_t positions;  /* that may come back */
+    bool by_mass;        /* some of the queries' lists go by mass */
+};
+
+static uint32_t set_words(const struct card *c)
+{
+    return (uint32_t)(c->sizes.sets / c->sequences / card_lists(c) / 2 / sizeof *c->sets);
+}
 
 static uint32_t lower(uint32_t a, uint32_t b)
 {
@@ -23,7 +35,7 @@ static uint32_t lower(uint32_t a, uint32_t b)
 
 static bool by_mass(const struct rank_item *item)
 {
-    return item->rule.min_mass > 0 || item->rule.top_p > 0;
+    return card_picks_by_mass(&item->rule);
 }
 
 static uint32_t picks_of(const struct rank_item *item)
@@ -52,10 +64,10 @@ static bool fits(const struct card *c, uint32_t queries, uint32_t keys_max)
 /* The largest slice from `first` on. One launch has one k, which each range cuts to its own length: so an
  * item whose k is smaller must want all of its range. */
 static struct card_slice next_slice(const struct card *c, const struct rank_item *items, uint32_t group,
-                                    uint32_t first, uint32_t queries)
+                                    uint32_t first, uint32_t end)
 {
     struct card_slice s = {.group = group, .first = first};
-    while (first + s.count < queries) {
+    while (first + s.count < end) {
         const struct rank_item *item = item_of(c, items, &s, s.count);
         uint32_t k = picks_of(item) > s.k ? picks_of(item) : s.k;
         uint32_t keys_max = item->keys.count > s.keys_max ? item->keys.count : s.keys_max;
@@ -76,6 +88,25 @@ static struct card_slice next_slice(const struct card *c, const struct rank_item
     }
     s.index_stride = lower(s.k, s.keys_max);
     return s;
+}
+
+/* The queries from `first` on whose changes fit, one at least. */
+static struct flight next_flight(const struct card *c, const struct rank_item *items, uint32_t first,
+                                 uint32_t queries, const uint32_t *how)
+{
+    struct flight f = {.first = first, .end = first};
+    uint64_t room = c->sizes.changes / sizeof *c->changes;
+    for (; f.end < queries; f.end++) {
+        const struct rank_item *item = &items[(uint64_t)f.end * c->config->groups];
+        /* The set before had no more positions than this one. */
+        uint64_t most = by_mass(item) ? 0 : (uint64_t)card_lists(c) * picks_of(item);
+        most *= how[f.end] & CUDA_SETS_DIFFER ? 2 : 1;
+        if (f.end > first && f.positions + most > room)
+            break;
+        f.positions += most;
+        f.by_mass |= by_mass(item);
+    }
+    return f;
 }
 
 static float *masses_at(float *masses, const struct card *c, uint32_t group, int which, uint32_t query)
@@ -127,6 +158,22 @@ static void queue_sum(struct card *c, const struct card_slice *s, int which, con
     card_must(c, c->api->topk(&t, c->stream), "sums");
 }
 
+static uint32_t *counts_in(float *results, const struct card *c)
+{
+    return (uint32_t *)masses_at(results, c, c->config->groups, 0, 0);
+}
+
+static struct cuda_sets sets_of(const struct card *c)
+{
+    return (struct cuda_sets){.bits = c->sets,
+                              .count = counts_in(c->masses, c),
+                              .place = c->queries->place,
+                              .how = c->ranges->how,
+                              .words = set_words(c),
+                              .lists = card_lists(c),
+                              .place_count = c->sequences};
+}
+
 static void queue_slice(struct card *c, const struct rank_item *items, const struct card_slice *s)
 {
     uint32_t sinks = 0, tail = 0;
@@ -135,7 +182,7 @@ static void queue_slice(struct card *c, const struct rank_item *items, const str
         sinks = item->sinks > sinks ? item->sinks : sinks;
         tail = item->keys.count - item->limit > tail ? item->keys.count - item->limit : tail;
     }
-    struct cuda_topk t = {.index = c->index + s->index_at,
+    struct cuda_topk t = {.index = c->index,
                           .index_stride = s->index_stride ? s->index_stride : 1,
                           .ret_count = c->counts,
                           .ret_mass = masses_at(c->masses, c, s->group, MASS_SELECTED, s->first),
@@ -147,52 +194,35 @@ static void queue_slice(struct card *c, const struct rank_item *items, const str
                           .heads = c->config->kv_heads,
                           .k = s->k,
                           .end_max = s->keys_max};
+    struct cuda_sets_mark m = {.sets = sets_of(c),
+                               .index = c->index,
+                               .row_count = c->counts,
+                               .index_stride = t.index_stride,
+                               .first_query = s->first,
+                               .first_list = s->group * c->config->kv_heads,
+                               .rows = t.rows,
+                               .heads = t.heads};
     queue_scores(c, s);
     card_must(c, c->api->topk(&t, c->stream), "Top-K");
+    card_must(c, c->api->sets_mark(&m, c->stream), "sets");
     queue_sum(c, s, MASS_SINKS, NULL, c->ranges->sinks, sinks);
     queue_sum(c, s, MASS_TAIL, c->ranges->limit, c->queries->count, tail);
     if (!c->mean)
         queue_sum(c, s, MASS_ALL, NULL, c->queries->count, s->keys_max);
 }
 
-struct collection { /* of the slices in flight, whose results lie in pinned memory */
-    const struct card *card;
-    const struct rank_item *items;
-};
-
-/* List and mass of one item and head. */
-static void collect_list(const struct card *c, const struct rank_item *item, const struct card_slice *s,
-                         uint32_t i, uint32_t h)
+/* Mass of one item and head. */
+static void collect_mass(const struct card *c, const struct rank_item *item, uint32_t group, uint32_t query,
+                         uint32_t h)
 {
     double mass[CARD_MASSES];
     for (int m = 0; m < CARD_MASSES; m++)
-        mass[m] = (double)masses_at(c->host_masses, c, s->group, m, s->first + i)[h];
+        mass[m] = (double)masses_at(c->host_masses, c, group, m, query)[h];
     double all = c->mean ? 1 : mass[MASS_ALL];
     double kept = mass[MASS_SELECTED] + mass[MASS_SINKS] + mass[MASS_TAIL];
     double own = isfinite(kept) && isfinite(all) && all > 0 ? kept / all : (double)NAN;
     double measured = calibration_at(&c->config->calibration, own);
     item->found[h] = (struct reach_result){.mass = measured, .mass_base = measured};
-    struct positions *now = &item->now[h];
-    now->count = picks_of(item);
-    if (now->count) /* else there may be no memory */
-        memcpy(now->at,
-               c->host_index + s->index_at + ((uint64_t)i * c->config->kv_heads + h) * s->index_stride,
-               now->count * sizeof *now->at);
-    if (item->before)
-        positions_difference(&item->added[h], &item->removed[h], now, &item->before[h]);
-}
-
-/* `index` counts the items of all slices. */
-static void collect_item(void *arg, int index, int thread)
-{
-    const struct collection *all = arg;
-    const struct card_slice *s = all->card->slices;
-    uint32_t i = (uint32_t)index;
-    (void)thread;
-    for (; i >= s->count; s++)
-        i -= s->count;
-    for (uint32_t h = 0; h < all->card->config->kv_heads; h++)
-        collect_list(all->card, item_of(all->card, all->items, s, i), s, i, h);
 }
 
 /* Lists whose length follows from the weights: the host walks these, as it does on the CPU. */
@@ -220,33 +250,82 @@ static void pick_by_mass(struct card *c, const struct rank_item *items, const st
     }
 }
 
-/* Waits for the slices in flight and takes their results. */
-static void flush(struct card *c, const struct rank_item *items, uint32_t *slices, uint64_t *used,
-                  struct rank_times *times)
+/* Hands on what one query's set changed by; returns the place of the next one's. */
+static const uint32_t *hand_on(const struct card *c, const struct rank_item *items, uint32_t query,
+                               const uint32_t *positions, const struct card_sink *sink)
 {
-    uint64_t masses = (uint64_t)LIMIT_SEQUENCES * c->config->kv_heads * CARD_MASSES * c->config->groups;
-    int64_t begin = clock_now_ns();
-    if (*used)
-        card_must(c, c->api->copy(c->host_index, c->index, *used * sizeof *c->index, c->stream), "copy");
-    card_must(c, c->api->copy(c->host_masses, c->masses, masses * sizeof *c->masses, c->stream), "copy");
-    card_must(c, c->api->stream_sync(c->stream), "selection");
-    int64_t done = clock_now_ns();
-    struct collection all = {c, items};
-    int count = 0;
-    for (uint32_t i = 0; i < *slices; i++)
-        count += (int)c->slices[i].count;
-    pool_run(compute_pool(c->compute), count, collect_item, &all);
-    times->score_ns += done - begin; /* Top-K on the card is in it */
-    times->encode_ns += clock_now_ns() - done;
-    *slices = 0;
-    *used = 0;
+    uint32_t lists = card_lists(c), groups = c->config->groups;
+    struct card_changes changes = {.counts = counts_in(c->host_masses, c) + (uint64_t)query * lists * 2,
+                                   .positions = positions};
+    for (uint32_t i = 0; i < 2 * lists; i++)
+        changes.total += changes.counts[i];
+    for (uint32_t g = 0; g < groups; g++)
+        for (uint32_t h = 0; h < c->config->kv_heads; h++)
+            collect_mass(c, &items[(uint64_t)query * groups + g], g, query, h);
+    sink->take(sink->arg, query, &changes);
+    return positions + changes.total;
 }
 
-void card_rank(struct card *c, const struct rank_item *items, uint32_t count, struct rank_times *ret_times)
+/* What the sets of queries changed by, to the host without a gap. */
+static void queue_changes(struct card *c, uint32_t first, uint32_t end)
 {
-    uint32_t groups = c->config->groups, queries = count / groups, slices = 0;
-    uint64_t used = 0;
+    struct cuda_sets_changes changes = {.sets = sets_of(c),
+                                        .work = c->changes,
+                                        .out = c->host_changes_device,
+                                        .total = c->total,
+                                        .room = c->sizes.changes / sizeof *c->changes,
+                                        .first = first,
+                                        .n = end - first};
+    card_must(c, c->api->sets_changes(&changes, c->stream), "changes");
+}
+
+/* Waits for a flight and hands its results on. */
+static void land(struct card *c, const struct rank_item *items, const struct flight *f,
+                 const struct card_sink *sink, struct rank_times *times)
+{
     int64_t begin = clock_now_ns();
+    if (f->positions)
+        queue_changes(c, f->first, f->end);
+    card_must(c, c->api->copy(c->host_masses, c->masses, card_results_bytes(c), c->stream), "copy");
+    trace(TRACE_QUEUED, trace_step);
+    card_must(c, c->api->stream_sync(c->stream), "selection");
+    trace(TRACE_RANKED, trace_step);
+    int64_t done = clock_now_ns();
+    const uint32_t *positions = c->host_changes;
+    for (uint32_t query = f->first; query < f->end; query++)
+        if (by_mass(&items[(uint64_t)query * c->config->groups]))
+            sink->take(sink->arg, query, NULL);
+        else
+            positions = hand_on(c, items, query, positions, sink);
+    sink->flushed(sink->arg);
+    times->score_ns += done - begin; /* Top-K on the card is in it */
+    times->encode_ns += clock_now_ns() - done;
+}
+
+static void queue_flight(struct card *c, const struct rank_item *items, const struct flight *f,
+                         struct rank_times *times)
+{
+    uint64_t counts = 2 * sizeof(uint32_t) * card_lists(c);
+    if (f->by_mass) /* lists by mass have no set on the card: nothing changes there */
+        card_must(c,
+                  c->api->fill(counts_in(c->masses, c) + f->first * counts / sizeof(uint32_t), 0,
+                               (f->end - f->first) * counts, c->stream),
+                  "fill");
+    for (uint32_t g = 0; g < c->config->groups; g++)
+        for (uint32_t first = f->first; first < f->end;) {
+            struct card_slice s = next_slice(c, items, g, first, f->end);
+            first += s.count;
+            if (s.by_mass)
+                pick_by_mass(c, items, &s, times);
+            else
+                queue_slice(c, items, &s);
+        }
+}
+
+void card_rank(struct card *c, const struct rank_item *items, uint32_t count, const struct card_sink *sink,
+               struct rank_times *ret_times)
+{
+    uint32_t groups = c->config->groups, queries = count / groups;
     *ret_times = (struct rank_times){0};
     if (!queries)
         return;
@@ -254,25 +333,38 @@ void card_rank(struct card *c, const struct rank_item *items, uint32_t count, st
     for (uint32_t i = 0; i < queries; i++) {
         c->host_ranges->sinks[i] = items[i * groups].sinks;
         c->host_ranges->limit[i] = items[i * groups].limit;
+        c->host_ranges->how[i] = sink->how[i];
     }
     card_must(c, c->api->copy(c->ranges, c->host_ranges, sizeof *c->ranges, c->stream), "copy");
-    for (uint32_t g = 0; g < groups; g++)
-        for (uint32_t first = 0; first < queries;) {
-            struct card_slice s = next_slice(c, items, g, first, queries);
-            uint64_t positions = (uint64_t)s.count * c->config->kv_heads * s.index_stride;
-            first += s.count;
-            if (s.by_mass) {
-                pick_by_mass(c, items, &s, ret_times);
-                continue;
-            }
-            if ((used + positions) * sizeof *c->index > c->sizes.index)
-                flush(c, items, &slices, &used, ret_times);
-            s.index_at = used;
-            queue_slice(c, items, &s);
-            c->slices[slices++] = s;
-            used += positions;
-        }
-    ret_times->score_ns +=
-        clock_now_ns() - begin - ret_times->score_ns - ret_times->topk_ns - ret_times->encode_ns;
-    flush(c, items, &slices, &used, ret_times);
+    for (uint32_t first = 0; first < queries;) {
+        struct flight f = next_flight(c, items, first, queries, sink->how);
+        struct rank_times by_mass = {0};
+        int64_t begin = clock_now_ns();
+        queue_flight(c, items, &f, &by_mass);
+        ret_times->score_ns += clock_now_ns() - begin - by_mass.topk_ns - by_mass.encode_ns;
+        ret_times->topk_ns += by_mass.topk_ns;
+        ret_times->encode_ns += by_mass.encode_ns;
+        land(c, items, &f, sink, ret_times);
+        first = f.end;
+    }
+}
+
+uint64_t card_read_set(struct card *c, uint32_t place, bool second, uint32_t *ret_counts,
+                       uint32_t *ret_positions)
+{
+    uint32_t words = set_words(c), lists = card_lists(c);
+    uint64_t bytes = c->sizes.sets / c->sequences, at = 0;
+    CHECK(place < c->sequences);
+    card_must(c, c->api->copy(c->host_sets, c->sets + place * (bytes / sizeof *c->sets), bytes, c->stream),
+              "copy");
+    card_must(c, c->api->stream_sync(c->stream), "set");
+    for (uint32_t l = 0; l < lists; l++) {
+        const uint32_t *set = c->host_sets + ((uint64_t)l * 2 + second) * words;
+        uint64_t begin = at;
+        for (uint32_t w = 0; w < words; w++)
+            for (uint32_t bits = set[w]; bits; bits &= bits - 1)
+                ret_positions[at++] = w * 32 + (uint32_t)__builtin_ctz(bits);
+        ret_counts[l] = (uint32_t)(at - begin);
+    }
+    return at;
 }

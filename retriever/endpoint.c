@@ -15,6 +15,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/trace.h"
 #include "link/bus_state.h"
 #include "link/figures.h"
 #include "link/runtime.h"
@@ -163,6 +164,8 @@ static void on_message(void *arg, struct bus_peer *peer, struct msg *msg)
         log_info("asked to drain");
         loop_stop(s->loop, 0);
     } else if (peer == s->decoder) {
+        if (msg->kind == MSG_STEP)
+            trace(TRACE_HEARD, (uint32_t)msg->id);
         put_task(s, WORKER_MESSAGE, msg);
     } else {
         struct msg error = {.kind = MSG_ERROR,
@@ -227,8 +230,10 @@ static void send_pending(void *arg)
             s->part = r->entry_count;
             put_task(s, WORKER_FORGET, NULL);
         }
-        if (s->part == r->entry_count)
+        if (s->part == r->entry_count) {
+            trace(TRACE_SENT, r->step);
             pop_pending(s);
+        }
     }
     set_retry(s, rc == -EAGAIN);
 }

@@ -12,6 +12,8 @@
 #include "base/alloc.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/pool.h"
+#include "base/trace.h"
 #include "retriever/projection.h"
 #include "retriever/keys.h"
 #include "retriever/positions.h"
@@ -29,6 +31,8 @@ struct sequence {
     bool has_set;  /* `sent` and `entry` hold the last set */
     bool whole;    /* the next one is to be sent whole */
     struct msg_topk_entry entry;
+    bool on_card;                      /* its sets are kept there: */
+    bool second;                       /* the last one sent is the second of the two; else in */
     struct positions *sent, *next;     /* [groups * heads]: last set sent, and the one in the making */
     struct positions *added, *removed; /* [groups * heads] */
 };
@@ -37,7 +41,9 @@ struct sequence {
 struct work {
     struct sequence *sequence;
     const struct msg_step_entry *entry;
-    bool differs; /* answered by a difference */
+    bool differs;         /* answered by a difference */
+    const uint32_t *from; /* on the card's side: its positions, until they are copied to `at` of the result */
+    size_t at, count;
 };
 
 struct selector {
@@ -53,7 +59,10 @@ struct selector {
     struct selector_stats stats;
     struct projection_part parts[LIMIT_SEQUENCES];
     struct work work[LIMIT_SEQUENCES]; /* entries that want a selection */
-    uint32_t work_count;
+    uint32_t work_count, taken;        /* and those that are in the result but for their positions, */
+    uint32_t landed;                   /* and with them */
+    uint32_t how[LIMIT_SEQUENCES];     /* as struct card_sink says */
+    struct selector_result *result;
     struct rank_item *items;    /* [LIMIT_SEQUENCES * groups] */
     struct reach_result *found; /* [LIMIT_SEQUENCES * lists] */
 };
@@ -270,6 +279,7 @@ int selector_open(struct selector *s, const struct msg_open *open, struct err *e
                                     .k_max = picks_of(open, open->budget),
                                     .min_mass = open->min_mass,
                                     .top_p = open->top_p}};
+    q->on_card = s->card && !card_picks_by_mass(&q->rule);
     keys_init(&q->keys, s->head->groups, s->head->kv_heads, s->head->head_dim);
     q->sent = mem_alloc(s->lists, sizeof *q->sent);
     q->next = mem_alloc(s->lists, sizeof *q->next);
@@ -372,7 +382,8 @@ static uint32_t plan(struct selector *s, const struct msg_step *msg, struct sele
                                                          .query = query,
                                                          .place = place_of(s, q)};
             if (query)
-                s->work[s->work_count++] = (struct work){q, e, q->has_set && !q->whole};
+                s->work[s->work_count++] =
+                    (struct work){.sequence = q, .entry = e, .differs = q->has_set && !q->whole};
         }
         tokens += e->count;
     }
@@ -400,7 +411,10 @@ static void prepare_items(struct selector *s, uint32_t number)
     if (limit < sinks)
         limit = sinks;
     uint32_t most = q->rule.min_mass > 0 ? q->rule.k_max : q->rule.k;
-    prepare_lists(s, q, most < limit - sinks ? most : limit - sinks);
+    if (!q->on_card)
+        prepare_lists(s, q, most < limit - sinks ? most : limit - sinks);
+    s->how[number] =
+        (q->second ? 0 : (uint32_t)CUDA_SETS_SECOND) | (w->differs ? (uint32_t)CUDA_SETS_DIFFER : 0);
     for (uint32_t g = 0; g < s->head->groups; g++)
         s->items[number * s->head->groups + g] = (struct rank_item){
             .keys = s->card ? (struct key_view){.count = end} : keys_view(&q->keys, g, end),
@@ -448,6 +462,19 @@ static void reserve_result(struct selector_result *r, uint32_t entries, size_t c
     }
 }
 
+/* Appends one entry but for its positions; returns where these go. */
+static size_t put_head(const struct selector *s, struct selector_result *r,
+                       const struct msg_topk_entry *entry, const uint32_t *counts, size_t count)
+{
+    size_t at = r->entry_count ? r->first[r->entry_count] : 0;
+    reserve_result(r, r->entry_count + 1, (size_t)(r->entry_count + 1) * s->lists * 2, at + count);
+    r->first[r->entry_count] = at;
+    memcpy(r->counts + (size_t)r->entry_count * s->lists * 2, counts, s->lists * 2 * sizeof *counts);
+    r->entries[r->entry_count++] = *entry;
+    r->first[r->entry_count] = at + count;
+    return at;
+}
+
 /* Appends one entry: `added` of each list and, if not NULL, `removed`. */
 static void put_entry(const struct selector *s, struct selector_result *r, const struct msg_topk_entry *entry,
                       const struct positions *added, const struct positions *removed)
@@ -472,9 +499,11 @@ static void put_entry(const struct selector *s, struct selector_result *r, const
     r->first[r->entry_count] = at;
 }
 
-static void finish(struct selector *s, uint32_t number, struct selector_result *result)
+/* `changes`: as the card handed them; NULL: they are in the sequence's lists. */
+static void finish(struct selector *s, uint32_t number, const struct card_changes *changes)
 {
-    const struct work *w = &s->work[number];
+    struct selector_result *result = s->result;
+    struct work *w = &s->work[number];
     struct sequence *q = w->sequence;
     struct reach_result found = found_of(s, number);
     if (!isfinite(found.mass)) {
@@ -496,16 +525,46 @@ static void finish(struct selector *s, uint32_t number, struct selector_result *
                                        .mass_base = (float)found.mass_base,
                                        .flags = (found.grown ? (uint32_t)TOPK_ENTRY_GROWN : 0) |
                                                 (found.is_short ? (uint32_t)TOPK_ENTRY_SHORT : 0)};
-    put_entry(s, result, &q->entry, w->differs ? q->added : q->next, w->differs ? q->removed : NULL);
-    struct positions *sent = q->sent;
-    q->sent = q->next;
-    q->next = sent;
+    if (changes) {
+        w->from = changes->positions;
+        w->count = changes->total;
+        w->at = put_head(s, result, &q->entry, changes->counts, changes->total);
+        q->second = !q->second;
+    } else {
+        put_entry(s, result, &q->entry, w->differs ? q->added : q->next, w->differs ? q->removed : NULL);
+        struct positions *sent = q->sent;
+        q->sent = q->next;
+        q->next = sent;
+    }
     q->entry.base_step = result->step; /* the next difference's base; a repeat is whole */
     q->has_set = true;
     q->whole = false;
     s->stats.selections++;
     s->stats.grown += found.grown;
     s->stats.fallbacks += found.is_short;
+}
+
+static void take_changes(void *arg, uint32_t query, const struct card_changes *changes)
+{
+    finish(arg, query, changes);
+    ((struct selector *)arg)->taken = query + 1;
+}
+
+static void copy_changes(void *arg, int index, int thread)
+{
+    const struct selector *s = arg;
+    const struct work *w = &s->work[s->landed + (uint32_t)index];
+    (void)thread;
+    if (w->from)
+        memcpy(s->result->positions + w->at, w->from, w->count * sizeof *w->from);
+}
+
+/* The result has room for all that was taken, and stays where it is until they are copied. */
+static void land_changes(void *arg)
+{
+    struct selector *s = arg;
+    pool_run(compute_pool(s->compute), (int)(s->taken - s->landed), copy_changes, s);
+    s->landed = s->taken;
 }
 
 static void begin_result(const struct selector *s, struct selector_result *result, uint32_t step)
@@ -533,6 +592,10 @@ void selector_step(struct selector *s, uint32_t step, const struct msg_step *msg
 {
     struct rank_times times = {0};
     int64_t begin = clock_now_ns();
+    trace_step = step;
+    trace(TRACE_BEGUN, step);
+    s->result = result;
+    s->taken = s->landed = 0;
     begin_result(s, result, step);
     uint32_t parts = plan(s, msg, result);
     if (s->card)
@@ -549,14 +612,30 @@ void selector_step(struct selector *s, uint32_t step, const struct msg_step *msg
         prepare_items(s, i);
     }
     int64_t appended = clock_now_ns();
+    const struct card_sink sink = {s->how, take_changes, land_changes, s};
     if (s->card)
-        card_rank(s->card, s->items, s->work_count * s->head->groups, &times);
+        card_rank(s->card, s->items, s->work_count * s->head->groups, &sink, &times);
     else
         rank_run(s->rank, s->items, s->work_count * s->head->groups, &times);
     int64_t ranked = clock_now_ns();
-    for (uint32_t i = 0; i < s->work_count; i++)
-        finish(s, i, result);
+    trace(TRACE_COMPARED, step);
+    for (uint32_t i = 0; i < s->work_count && !s->card; i++)
+        finish(s, i, NULL);
+    trace(TRACE_ANSWERED, step);
     count_step(s, result, appended - begin, clock_now_ns() - ranked, &times);
+}
+
+static void repeat_from_card(struct selector *s, const struct sequence *q, struct selector_result *r)
+{
+    uint32_t *listed = mem_alloc(s->lists, sizeof *listed), *counts = mem_alloc(2 * s->lists, sizeof *counts);
+    uint32_t span = q->entry.limit - q->sinks, picks = q->rule.k < span ? q->rule.k : span;
+    reserve_result(r, 1, 2 * s->lists, (size_t)picks * s->lists);
+    uint64_t all = card_read_set(s->card, place_of(s, q), q->second, listed, r->positions);
+    for (uint32_t l = 0; l < s->lists; l++)
+        counts[2 * l] = listed[l];
+    put_head(s, r, &q->entry, counts, all);
+    mem_free(&listed);
+    mem_free(&counts);
 }
 
 int selector_repeat(struct selector *s, uint64_t sequence, uint32_t step, struct selector_result *result)
@@ -570,7 +649,10 @@ int selector_repeat(struct selector *s, uint64_t sequence, uint32_t step, struct
         return -EAGAIN;
     }
     result->step = q->entry.base_step;
-    put_entry(s, result, &q->entry, q->sent, NULL);
+    if (q->on_card)
+        repeat_from_card(s, q, result);
+    else
+        put_entry(s, result, &q->entry, q->sent, NULL);
     q->whole = false;
     return 0;
 }

@@ -602,6 +602,8 @@ static const struct gpu_api api = {
     .retrieval_work_bytes = cuda_retrieval_work_bytes,
     .retrieval = cuda_retrieval,
     .topk = cuda_topk,
+    .sets_mark = cuda_sets_mark,
+    .sets_changes = cuda_sets_changes,
     .sample = cuda_sample,
     .penalties = cuda_penalties,
 };

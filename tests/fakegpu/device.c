@@ -215,6 +215,8 @@ static const struct gpu_api table = {
     .retrieval_work_bytes = fakegpu_retrieval_work_bytes,
     .retrieval = fakegpu_retrieval,
     .topk = fakegpu_topk,
+    .sets_mark = fakegpu_sets_mark,
+    .sets_changes = fakegpu_sets_changes,
     .sample = fakegpu_sample,
     .penalties = fakegpu_penalties,
 };

@@ -141,6 +141,8 @@ int fakegpu_keys_append(const struct cuda_keys_append *, struct CUstream_st *);
 size_t fakegpu_retrieval_work_bytes(uint32_t n, uint32_t q_heads, uint32_t count_max);
 int fakegpu_retrieval(const struct cuda_retrieval *, struct CUstream_st *);
 int fakegpu_topk(const struct cuda_topk *, struct CUstream_st *);
+int fakegpu_sets_mark(const struct cuda_sets_mark *, struct CUstream_st *);
+int fakegpu_sets_changes(const struct cuda_sets_changes *, struct CUstream_st *);
 int fakegpu_sample(const struct cuda_sample *, struct CUstream_st *);
 int fakegpu_penalties(const struct cuda_penalties *, struct CUstream_st *);
 

@@ -136,6 +136,47 @@ static void check_gpu_memory(const json_t *memory)
 }
 
 /* 40 steps, so that events measure one. Sequences of their own select and load on their own. */
+static void check_steps(const json_t *row, size_t repeats, size_t tokens)
+{
+    const json_t *all = runcase_field(row, "steps_ms");
+    assert_int_equal(json_array_size(all), repeats);
+    for (size_t i = 0; i < repeats; i++) {
+        const json_t *steps = json_array_get(all, i);
+        double sum = 0;
+        assert_int_equal(json_array_size(steps), tokens);
+        for (size_t t = 0; t < tokens; t++) {
+            assert_true(json_real_value(json_array_get(steps, t)) > 0);
+            sum += json_real_value(json_array_get(steps, t));
+        }
+        /* they make the time that the rate is of, some repeat's */
+        double slowest = 1e3 * (double)tokens * runcase_number(row, "sequences") / runcase_number(row, "min");
+        assert_true(sum < 1.01 * slowest);
+    }
+}
+
+/* Each sequence with a beginning of its own, in host memory by itself; layers leave the device while they
+ * grow, and the steps in which they do are told. */
+static void test_distinct(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    json_t *report = BENCH(0, "", "--json", "--distinct", "-p", "0", "-n", "70", "-d", "360", "-r", "1", "-b",
+                           "2", "--budget", "128", "--device-memory", "30M");
+    assert_non_null(report);
+    const json_t *row = json_array_get(runcase_field(report, "rows"), 0);
+    check_steps(row, 1, 70);
+    const json_t *moves = runcase_field(row, "moves");
+    assert_true(json_array_size(moves) > 0);
+    for (size_t i = 0; i < json_array_size(moves); i++) {
+        const json_t *move = json_array_get(moves, i);
+        assert_int_equal(runcase_number(move, "repeat"), 0);
+        assert_true(runcase_number(move, "step") < 70);
+        assert_true(runcase_number(move, "layers_offloaded") > 0);
+    }
+    json_decref(report);
+    runcase_no_remains();
+}
+
 static void test_gpu(void **state)
 {
     (void)state;
@@ -151,6 +192,7 @@ static void test_gpu(void **state)
     assert_true(runcase_number(gpu, "copy_bytes_per_s") == runcase_number(report, "read_bytes_per_s"));
     check_row(row, "decode", 256, 40);
     check_split(row);
+    check_steps(row, 2, 40);
     check_gpu_memory(runcase_field(row, "gpu_memory"));
     /* 30 layers, 3 heads, 64 elements of K and of V in two bytes each; two sequences */
     double kv = 2 * runcase_number(row, "attended_mean") * 30 * 3 * 256;
@@ -205,8 +247,8 @@ static int set_up(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sparse), cmocka_unit_test(test_full),
-                                       cmocka_unit_test(test_gpu), cmocka_unit_test(test_table),
-                                       cmocka_unit_test(test_refusals)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sparse),   cmocka_unit_test(test_full),
+                                       cmocka_unit_test(test_distinct), cmocka_unit_test(test_gpu),
+                                       cmocka_unit_test(test_table),    cmocka_unit_test(test_refusals)};
     return cmocka_run_group_tests(tests, set_up, runcase_tear_down);
 }

@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "compute/gpu.h"
+#include "proto/memory_gpu.h"
 #include "tests/lib/fakegpu.h"
 #include "tests/lib/runcase.h"
 
@@ -147,6 +148,52 @@ static void test_memory_is_bounded(void **state)
     card_is_free();
 }
 
+static json_t *planned(const char *retriever)
+{
+    const char *argv[] = {proc_program("specontext"),
+                          "plan",
+                          "-m",
+                          RUNCASE_MODEL,
+                          "--gpu-memory",
+                          "1G",
+                          "--context",
+                          "2048",
+                          "--device",
+                          "cuda:0",
+                          "--retriever-device",
+                          retriever,
+                          "--json",
+                          NULL};
+    struct proc proc;
+    proc_start(&proc, argv, NULL);
+    assert_true(proc_wait(&proc, clock_now_ns() + RUNCASE_START_S * CLOCK_S));
+    assert_true(proc_exited(&proc, 0));
+    json_t *json = json_loads(proc.out.text, 0, NULL);
+    proc_free(&proc);
+    return json;
+}
+
+/* What it says of each process makes the card's memory, all of it; a context takes what this card says. */
+static void test_plan_asks_the_card(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    static const char *const devices[] = {"cuda:0", "cuda:1", "cpu"};
+    for (int i = 0; i < 3; i++) {
+        json_t *json = planned(devices[i]);
+        const json_t *gpu = runcase_field(json, "gpu");
+        double retriever = runcase_number(gpu, "retriever_process_bytes");
+        double context = runcase_number(gpu, "contexts_bytes") / (i == 0 ? 3 : 2);
+        assert_true(runcase_number(gpu, "kvstore_process_bytes") + retriever +
+                        runcase_number(gpu, "decoder_process_bytes") ==
+                    runcase_number(gpu, "cap_bytes"));
+        assert_int_equal(retriever > 0, i == 0);
+        assert_true(context > 0 && context < (double)MEMORY_GPU_CONTEXT / 2); /* the double's is small */
+        json_decref(json);
+    }
+    card_is_free();
+}
+
 static void refused(const char *const *arguments, int code, const char *line)
 {
     struct runcase c;
@@ -243,12 +290,12 @@ static void test_kill_decoder(void **state)
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_retriever_alone),   cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_a_card_that_fails), cmocka_unit_test(test_a_card_that_fails_at_the_start),
-        cmocka_unit_test(test_residency_current), cmocka_unit_test(test_residency_previous),
-        cmocka_unit_test(test_residency_mixed),   cmocka_unit_test(test_memory_is_bounded),
-        cmocka_unit_test(test_kill_kvstore),      cmocka_unit_test(test_kill_retriever),
-        cmocka_unit_test(test_kill_decoder),
+        cmocka_unit_test(test_retriever_alone),    cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_a_card_that_fails),  cmocka_unit_test(test_a_card_that_fails_at_the_start),
+        cmocka_unit_test(test_residency_current),  cmocka_unit_test(test_residency_previous),
+        cmocka_unit_test(test_residency_mixed),    cmocka_unit_test(test_memory_is_bounded),
+        cmocka_unit_test(test_plan_asks_the_card), cmocka_unit_test(test_kill_kvstore),
+        cmocka_unit_test(test_kill_retriever),     cmocka_unit_test(test_kill_decoder),
     };
     return cmocka_run_group_tests(tests, set_up, runcase_tear_down);
 }

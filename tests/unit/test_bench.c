@@ -89,18 +89,20 @@ static void test_rows_and_requests(void **state)
     assert_int_equal(rows[2].kind, BENCH_PREFILL);
     assert_int_equal(rows[3].kind, BENCH_DECODE);
     assert_int_equal(rows[3].depth, 200);
-    struct bench_request build = bench_plan_request(&options, &rows[3], BENCH_ROUND_BUILD);
+    struct bench_request build = bench_plan_request(&options, &rows[3], BENCH_ROUND_BUILD, 0);
     assert_int_equal(build.prompt, 200);
     assert_int_equal(build.generate, 1);
-    struct bench_request prefill = bench_plan_request(&options, &rows[2], 0);
+    struct bench_request prefill = bench_plan_request(&options, &rows[2], 0, 0);
     assert_int_equal(prefill.prompt, 300);
     assert_int_equal(prefill.shared, 200);
-    struct bench_request decode = bench_plan_request(&options, &rows[3], 1);
+    struct bench_request decode = bench_plan_request(&options, &rows[3], 1, 0);
     /* the first token that is timed has the depth in the cache */
     assert_int_equal(decode.prompt + BENCH_LEAD - 1, 200);
     assert_true(decode.generate >= BENCH_LEAD + 10);
     assert_int_equal(decode.shared, 192); /* whole blocks: the rest makes sequences differ */
-    assert_int_equal(bench_plan_request(&options, &rows[1], 0).prompt, 1);
+    assert_int_equal(bench_plan_request(&options, &rows[1], 0, 0).prompt, 1);
+    assert_int_equal(bench_plan_sequences(&options, BENCH_ROUND_BUILD), 1);
+    assert_int_equal(bench_plan_sequences(&options, 0), 3);
     for (uint32_t i = 0; i < count; i++)
         bench_row_free(&rows[i]);
     mem_free(&rows);
@@ -115,7 +117,7 @@ static void test_context(void **state)
     assert_int_equal(context % BLOCK_TOKENS, 0);
     struct bench_row *rows = bench_plan_rows(&options, &count);
     for (uint32_t i = 0; i < count; i++) {
-        struct bench_request r = bench_plan_request(&options, &rows[i], 0);
+        struct bench_request r = bench_plan_request(&options, &rows[i], 0, 0);
         assert_true(r.prompt + r.generate <= context);
         bench_row_free(&rows[i]);
     }
@@ -130,7 +132,7 @@ static void test_tokens(void **state)
 {
     (void)state;
     enum { N = 200, SHARED = 64, VOCAB = 1000 };
-    struct bench_request request = {N, 1, SHARED};
+    struct bench_request request = {N, 1, SHARED, 0};
     uint32_t a[N], again[N], other[N], equal = 0;
     bench_plan_tokens(&request, 1, VOCAB, a);
     bench_plan_tokens(&request, 1, VOCAB, again);
@@ -142,6 +144,31 @@ static void test_tokens(void **state)
         equal += i >= SHARED && a[i] == other[i];
     }
     assert_true(equal < 5);
+}
+
+/* Beginnings of their own: the same in each round, of no other sequence, and all are built. */
+static void test_distinct(void **state)
+{
+    (void)state;
+    uint32_t count, a[200], b[200];
+    assert_int_equal(PARSE("-m", "x", "-p", "0", "-n", "10", "-d", "200", "-b", "3", "--distinct"), 0);
+    struct bench_row *rows = bench_plan_rows(&options, &count);
+    assert_int_equal(bench_plan_sequences(&options, BENCH_ROUND_BUILD), 3);
+    for (uint32_t i = 0; i < 3; i++) {
+        struct bench_request build = bench_plan_request(&options, &rows[0], BENCH_ROUND_BUILD, i),
+                             warm = bench_plan_request(&options, &rows[0], BENCH_ROUND_WARM, i),
+                             other = bench_plan_request(&options, &rows[0], 0, (i + 1) % 3);
+        uint32_t equal = 0;
+        bench_plan_tokens(&build, i + 1, 1000, a);
+        bench_plan_tokens(&warm, 4 + i, 1000, b);
+        assert_memory_equal(a, b, warm.shared * sizeof *a);
+        bench_plan_tokens(&other, 7 + i, 1000, b);
+        for (uint32_t at = 0; at < 199; at++)
+            equal += a[at] == b[at];
+        assert_true(equal < 5);
+    }
+    bench_row_free(&rows[0]);
+    mem_free(&rows);
 }
 
 static void test_figures(void **state)
@@ -204,12 +231,14 @@ static void test_parts(void **state)
         answer(&w, CLIENT_RETRIEVER, "{\"steps\":2,\"step_ms\":{\"score\":10.0}}");
         answer(&w, CLIENT_DECODER,
                "{\"gpu\":{\"steps_measured\":4,\"total_bytes\":1},\"step_ms\":{\"wait_rows\":50.0,"
-               "\"wait_tables\":7.0,\"attention\":4.0},\"wait_us\":{\"tables\":{\"below\":[[5.0,9]]}}}");
+               "\"wait_tables\":7.0,\"attention\":4.0},\"wait_us\":{\"tables\":{\"below\":[[5.0,9]]}},"
+               "\"steps\":{\"sparse\":100,\"moves\":[[9,4]]}}");
         assert_false(bench_window_complete(&w));
         answer(&w, CLIENT_DECODER,
                "{\"gpu\":{\"steps_measured\":6,\"total_bytes\":70},\"step_ms\":{\"wait_rows\":250.0,"
                "\"wait_tables\":8.0,\"attention\":10.0},\"wait_us\":{\"tables\":{\"below\":"
-               "[[2.0,3],[5.0,9],[8.0,1]]}}}");
+               "[[2.0,3],[5.0,9],[8.0,1]]}},\"steps\":{\"sparse\":110,\"moves\":[[9,4],[100,8],[101,12],[107,"
+               "8]]}}");
         answer(&w, CLIENT_RETRIEVER, "{\"steps\":4,\"step_ms\":{\"score\":7.0}}");
         answer(&w, CLIENT_KVSTORE,
                "{\"totals\":{\"steps_sparse\":15,\"steps_dense\":7},\"counters_live\":{\"bytes_loaded\":700},"
@@ -227,6 +256,10 @@ static void test_parts(void **state)
     assert_true(isnan(bench_waits_quantile(&p.rows, 0.5)));
     assert_int_equal(bench_parts_gpu_bytes(&p, CLIENT_DECODER), 70);
     assert_int_equal(bench_parts_gpu_bytes(&p, CLIENT_KVSTORE), 0);
+    /* those of the steps before do not count; the window's first step is number 0 */
+    static const struct bench_move moves[] = {{0, 0, 12}, {0, 6, 8}, {1, 0, 12}, {1, 6, 8}};
+    assert_int_equal(p.move_count, 4);
+    assert_memory_equal(p.moves, moves, sizeof moves);
     bench_parts_free(&p);
 }
 
@@ -264,6 +297,7 @@ int main(void)
         cmocka_unit_test(test_rows_and_requests),
         cmocka_unit_test(test_context),
         cmocka_unit_test(test_tokens),
+        cmocka_unit_test(test_distinct),
         cmocka_unit_test(test_figures),
         cmocka_unit_test(test_parts),
         cmocka_unit_test(test_no_json),
