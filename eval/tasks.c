@@ -144,7 +144,8 @@ static void make_needle(struct maker *m)
     m->task->answer_tokens = 12;
 }
 
-/* A number that goes from one to the next, each somewhere behind the one before. */
+/* A number that goes from one to the next, each somewhere behind the one before. The answer's begin walks the
+ * way back: a small model does not. */
 static void make_variables(struct maker *m)
 {
     enum { LINKS = 3 };
@@ -155,13 +156,14 @@ static void make_variables(struct maker *m)
     for (uint32_t i = 0; i < m->units; i++) {
         for (uint32_t k = 0; k < LINKS; k++)
             if (stands_before(m, k, LINKS, i) && k)
-                say(m, "The secret number of %s is that of %s. ", who[k], who[k - 1]);
+                say(m, "%s has the number of %s. ", who[k], who[k - 1]);
             else if (stands_before(m, k, LINKS, i))
                 say(m, "The secret number of %s is %05u. ", who[0], value);
         say_sentence(m, i);
     }
     say(m, "\n\nWhat is the secret number of %s? Answer with the number alone.", who[LINKS - 1]);
-    lead(m, "The secret number of %s is that of %s, which is that of %s, which is", who[2], who[1], who[0]);
+    lead(m, "%s has the number of %s. %s has the number of %s. The secret number of %s is", who[2], who[1],
+         who[1], who[0], who[0]);
     expect(m, "%05u", value);
     m->task->answer_tokens = 12;
 }
