@@ -143,7 +143,8 @@ static int answer_batch(struct answering *a, uint32_t count, struct report_task 
     return r;
 }
 
-/* Whether full attention has shown that it does not do the task: then it tells nothing about sparse attention. */
+/* Whether full attention has shown that it does not do the task: then it tells nothing about sparse
+ * attention. */
 static bool hopeless(const struct answering *a, const struct report_task *row)
 {
     return row->items >= PILOT && row->full < (double)a->session->options->task_floor * row->items;

@@ -62,7 +62,7 @@ __attribute__((format(printf, 2, 3))) static void expect(struct maker *m, const 
     va_end(args);
 }
 
-/* What the answer begins with, word for word as the text has it: small models go on where they would refuse. */
+/* What the answer begins with, word for word as in the text: small models go on where they would refuse. */
 __attribute__((format(printf, 2, 3))) static void lead(struct maker *m, const char *format, ...)
 {
     va_list args;
