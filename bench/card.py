@@ -3,7 +3,9 @@ sampled while something runs, and NVIDIA's multi-process service (MPS). Nothing 
 import ctypes
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -62,6 +64,11 @@ def open_card(device):
         return Card(int(device.partition(":")[2] or 0))
     except OSError:
         return None
+
+
+def end_on_sigterm():
+    """So that `timeout` ends what was begun: children and the multi-process service."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 def process_name(pid):

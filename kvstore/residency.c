@@ -24,7 +24,8 @@ void residency_init(struct planner *p, struct control_params *params)
     if (p->options.no_offload)
         return;
     r->staging_layers = p->layout.layers - layout_run_first(&p->layout, r->runs - 1);
-    params->staging_tokens = memory_staging_tokens(&p->layout, p->device.slabs * p->device.slab_bytes);
+    params->staging_tokens =
+        memory_staging_tokens(&p->layout, p->device.slabs * p->device.slab_bytes, params->slots);
     r->staging_pages = params->staging_tokens / BLOCK_TOKENS;
     r->staging_slabs = (uint32_t)memory_staging_slabs(&p->layout, params->staging_tokens);
 }

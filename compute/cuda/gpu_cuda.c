@@ -209,7 +209,9 @@ static int make_context(struct gpu *g, const struct cudaDeviceProp *prop, struct
     if (status != cudaSuccess)
         return gpu_fail(err, status, "context");
     g->info.bytes_total = total;
-    if (accounted && gpu_nvml_used(g->info.uuid, &after) == 0 && after > before)
+    /* What the card has less is others' too, if they begin at the same time. */
+    if (gpu_nvml_own(g->info.uuid, &g->info.context_bytes) < 0 && accounted &&
+        gpu_nvml_used(g->info.uuid, &after) == 0 && after > before)
         g->info.context_bytes = after - before;
     return 0;
 }
@@ -479,17 +481,17 @@ static struct plan *find_plan(struct gpu *g, const struct cuda_matmul_shape *sha
     return NULL;
 }
 
-/* What the library takes is seen by what is missing: it allocates for itself. */
+/* What the library takes is seen by what this process has more: it allocates for itself. */
 static int make_handle(struct gpu *g, struct err *err)
 {
     uint64_t before = 0, after = 0;
-    memory_free(g, &before);
+    gpu_nvml_own(g->info.uuid, &before);
     cublasStatus_t status = cublasLtCreate(&g->handle);
     if (status != CUBLAS_STATUS_SUCCESS)
         return err_set(err, -EIO, "GPU: cuBLASLt does not start (status %d)", (int)status);
     int r = alloc_device(g, WORKSPACE_BYTES, &g->workspace, err);
-    memory_free(g, &after);
-    g->library_bytes = before > after ? before - after : WORKSPACE_BYTES;
+    gpu_nvml_own(g->info.uuid, &after);
+    g->library_bytes = before > 0 && after > before ? after - before : WORKSPACE_BYTES;
     return r;
 }
 
