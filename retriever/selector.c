@@ -21,6 +21,7 @@
 
 /* Bytes that a message has left for positions when its other parts are largest. */
 enum { SET_BYTES_MAX = LIMIT_MESSAGE_BYTES - (4 << 20) };
+enum { COPY_ALONE = 64 << 10 }; /* positions that are copied before another thread would have woken up */
 
 struct sequence {
     uint64_t id; /* 0: the place is free */
@@ -506,7 +507,15 @@ static void copy_changes(void *arg, int index, int thread)
 static void land_changes(void *arg)
 {
     struct selector *s = arg;
-    pool_run(compute_pool(s->compute), (int)(s->taken - s->landed), copy_changes, s);
+    int count = (int)(s->taken - s->landed);
+    size_t positions = 0;
+    for (int i = 0; i < count; i++)
+        positions += s->work[s->landed + (uint32_t)i].count;
+    if (positions > COPY_ALONE)
+        pool_run(compute_pool(s->compute), count, copy_changes, s);
+    else
+        for (int i = 0; i < count; i++)
+            copy_changes(s, i, 0);
     s->landed = s->taken;
     if (!s->part || s->landed == s->work_count || s->result->entry_count == 0)
         return;
