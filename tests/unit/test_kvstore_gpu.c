@@ -181,6 +181,22 @@ static void test_arena_of_chunks(void **state)
             step.sequence[n] = &f->sequences[n];
         fake_sparse(f, &step);
     }
+    /* In a sparse step one stretch, some time after its record. */
+    struct fake_step sparse = {
+        .kind = STEP_SPARSE, .selection = SELECTION_CURRENT, .entries = 4, .count = {1, 1, 1, 1}};
+    for (uint32_t n = 0; n < 4; n++)
+        sparse.sequence[n] = &f->sequences[n];
+    fake_select(f, &sparse, 0);
+    fake_post(f, &sparse);
+    uint64_t before = fake_gpu->registered_bytes;
+    int64_t seen_ns = f->planner->step.seen_ns, from_ns = planner_reach(f->planner, seen_ns);
+    assert_true(from_ns > seen_ns && from_ns < seen_ns + 10 * CLOCK_MS);
+    assert_int_equal(planner_reach(f->planner, from_ns), 0);
+    assert_int_equal(fake_gpu->registered_bytes, before + BLOCKS_STRETCH_BYTES);
+    assert_int_equal(planner_reach(f->planner, from_ns), INT64_MAX);
+    assert_true(fake_up(f, FLAG_TABLES_LATE));
+    fake_layers(f, &sparse, 0, f->layout.layers);
+    fake_end_step(f, &sparse);
     uint32_t present = f->planner->blocks.present;
     assert_true(fake_gpu->registered_bytes > BLOCKS_CHUNK_BYTES);
     assert_true(present * f->planner->blocks.block_bytes > BLOCKS_CHUNK_BYTES);
