@@ -50,7 +50,8 @@ measure() { # FOLDER DEPTH STEPS VARIANTS [OPTION...]
     export DEPTHS=$2 GENERATE=$3 VARIANTS=$4
     shift 4
     BATCHES=$REQUESTS BUDGETS=$BUDGET SELECTIONS=$SELECTION BASELINES='' REPEATS=$REPEATS \
-        bench/gpu.sh "$bin" "$model" "$head" "$folder" --gpu-memory "$CAP" "$@" || failed=1
+        "$PYTHON" bench/card.py "$DEVICE" bench/gpu.sh "$bin" "$model" "$head" "$folder" --gpu-memory "$CAP" "$@" ||
+        failed=1
 }
 measure "$out/threshold" "$depth" "$GENERATE" all --distinct "$@"
 [ -z "$BESIDE" ] || measure "$out/beside" "$DEPTH" 32 "all $BESIDE" "$@"

@@ -38,7 +38,7 @@ def wanted(report, row):
                f"{row['step_ms']:.2f} ms, floor {row['floor_ms']:.2f}, loads {load_ms:.2f}")
     for move in row["moves"]:
         yield (f"step with which {move['layers_offloaded']} layers are offloaded over its neighbours",
-               threshold(row, move), 1.5, f"repeat {move['repeat']}, step {move['step']}")
+               threshold(row, move), 1.5, f"repeat {move['repeat']}, step {move['step']}; {row['move_ms']:.1f} ms of the store for {len(row['moves'])}")
     tables, retriever = row["wait_us"]["tables"], sum(v or 0 for v in row["retriever"].values())
     if many and mps:
         text = f"p50 {tables['p50'] or 0:.0f}, p99 {tables['p99'] or 0:.0f} us"

@@ -94,8 +94,8 @@ struct commit { /* rows that are on their way into the arena (GPU) */
 struct planner_totals { /* since the start */
     uint64_t steps_dense, steps_sparse, steps_record, sets, sets_refused, opened, refused, closed;
     uint64_t offloads, returns, blocks_evicted, reused_tokens, prompt_tokens, waits_broken;
-    struct kv_counters counters; /* of closed sequences */
-    int64_t plan_ns, gather_ns;
+    struct kv_counters counters;         /* of closed sequences */
+    int64_t plan_ns, gather_ns, move_ns; /* move: of layers out of the device's memory, or back */
 };
 
 struct planner {

@@ -351,6 +351,7 @@ int residency_apply(struct planner *p, uint32_t version)
     if (version - r->version > r->proposed - r->version)
         return -EPROTO;
     uint32_t runs = r->runs_of[version % CONTROL_RESIDENT_RING];
+    int64_t from = clock_now_ns();
     r->version = version;
     if (runs < r->runs && staging_take(p) < 0)
         return -ENOSPC;
@@ -362,6 +363,7 @@ int residency_apply(struct planner *p, uint32_t version)
     }
     if (runs == r->runs)
         staging_give(p);
+    p->totals.move_ns += clock_now_ns() - from;
     return 0;
 }
 

@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mailbox.h"
+#include "base/thread.h"
 
 enum { TASKS = 1024, ANSWERS = 1024, SPARES = 8 };
 
@@ -163,7 +164,7 @@ struct worker *worker_create(struct selector *selector)
     w->spares = mailbox_create(SPARES);
     pthread_mutex_init(&w->mutex, NULL);
     selector_stats(selector, &w->stats);
-    CHECK(pthread_create(&w->thread, NULL, run, w) == 0);
+    thread_start(&w->thread, run, w);
     pthread_setname_np(w->thread, "worker");
     return w;
 }

@@ -1,5 +1,5 @@
 /* Streams of the double: a thread and a queue each, events, flags, graphs. A stream takes its work in order
- * and whenever its thread comes to it. The mutex of a stream guards its queue and counts. */
+ * and whenever its thread comes to it, a batch at a time. The mutex of a stream guards its queue. */
 #include <errno.h>
 #include <stdio.h>
 #include <poll.h>
@@ -31,7 +31,10 @@ struct CUstream_st {
     pthread_mutex_t mutex;
     pthread_cond_t added, finished;
     struct item *first, **last;
-    uint64_t queued, done;
+    struct item *spare; /* done with: one in use for each piece that is on its way */
+    uint64_t queued;
+    atomic_uint_fast64_t done;
+    atomic_int waiting; /* for `finished` */
     bool stop;
     struct gpu_graph *capture; /* owner's thread only */
     bool is_guest;             /* the capture is of a stream that this one follows */
@@ -78,6 +81,18 @@ void *fakegpu_scratch(struct fakegpu_worker *worker, int index, size_t bytes)
     return worker->scratch[index];
 }
 
+static void run_item(struct CUstream_st *s, struct item *item)
+{
+    if (fakegpu_sound(s->gpu) == 0 || item->op.is_flag)
+        item->op.run(&s->worker, item->op.argument);
+    atomic_fetch_add(&s->done, 1);
+    if (atomic_load(&s->waiting) == 0) /* who waits counts itself first, then looks at `done` */
+        return;
+    pthread_mutex_lock(&s->mutex);
+    pthread_cond_broadcast(&s->finished);
+    pthread_mutex_unlock(&s->mutex);
+}
+
 static void *stream_main(void *arg)
 {
     struct CUstream_st *s = arg;
@@ -85,22 +100,32 @@ static void *stream_main(void *arg)
     for (;;) {
         while (!s->first && !s->stop)
             pthread_cond_wait(&s->added, &s->mutex);
-        struct item *item = s->first;
-        if (!item)
+        struct item *first = s->first, **last = s->last;
+        if (!first)
             break;
-        s->first = item->next;
-        if (!s->first)
-            s->last = &s->first;
+        s->first = NULL;
+        s->last = &s->first;
         pthread_mutex_unlock(&s->mutex);
-        if (fakegpu_sound(s->gpu) == 0 || item->op.is_flag)
-            item->op.run(&s->worker, item->op.argument);
-        mem_free(&item);
+        for (struct item *item = first; item; item = item->next)
+            run_item(s, item);
         pthread_mutex_lock(&s->mutex);
-        s->done++;
-        pthread_cond_broadcast(&s->finished);
+        *last = s->spare;
+        s->spare = first;
     }
     pthread_mutex_unlock(&s->mutex);
     return NULL;
+}
+
+/* Until `until` pieces are done; with the mutex held. -ETIMEDOUT. */
+static int wait_done(struct CUstream_st *s, uint64_t until, const struct timespec *deadline)
+{
+    int r = 0;
+    atomic_fetch_add(&s->waiting, 1);
+    while (atomic_load(&s->done) < until && r == 0)
+        r = deadline ? -pthread_cond_timedwait(&s->finished, &s->mutex, deadline)
+                     : -pthread_cond_wait(&s->finished, &s->mutex);
+    atomic_fetch_sub(&s->waiting, 1);
+    return r;
 }
 
 int fakegpu_stream_create(struct gpu *gpu, enum gpu_priority priority, struct CUstream_st **ret_stream,
@@ -140,11 +165,10 @@ void fakegpu_stream_free(struct gpu *gpu, struct CUstream_st **address)
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += FREE_WAIT_S;
     pthread_mutex_lock(&s->mutex);
-    while (s->done < s->queued)
-        if (pthread_cond_timedwait(&s->finished, &s->mutex, &until) == ETIMEDOUT) {
-            fprintf(stderr, "fakegpu: stream_free: work is left after %d s\n", FREE_WAIT_S);
-            abort();
-        }
+    if (wait_done(s, s->queued, &until) < 0) {
+        fprintf(stderr, "fakegpu: stream_free: work is left after %d s\n", FREE_WAIT_S);
+        abort();
+    }
     s->stop = true;
     pthread_cond_signal(&s->added);
     pthread_mutex_unlock(&s->mutex);
@@ -154,6 +178,10 @@ void fakegpu_stream_free(struct gpu *gpu, struct CUstream_st **address)
     pthread_mutex_destroy(&s->mutex);
     if (!s->is_guest)
         fakegpu_graph_free(&s->capture);
+    for (struct item *item; (item = s->spare);) {
+        s->spare = item->next;
+        mem_free(&item);
+    }
     for (int i = 0; i < 4; i++)
         mem_free(&s->worker.scratch[i]);
     compute_free(&s->worker.compute);
@@ -162,9 +190,14 @@ void fakegpu_stream_free(struct gpu *gpu, struct CUstream_st **address)
 
 static void add_item(struct CUstream_st *s, const struct fakegpu_op *op)
 {
-    struct item *item = mem_alloc_aligned(1, sizeof *item);
-    item->op = *op;
     pthread_mutex_lock(&s->mutex);
+    struct item *item = s->spare;
+    if (item)
+        s->spare = item->next;
+    else
+        item = mem_alloc_aligned(1, sizeof *item);
+    item->op = *op;
+    item->next = NULL;
     *s->last = item;
     s->last = &item->next;
     s->queued++;
@@ -297,8 +330,7 @@ int fakegpu_stream_sync(struct CUstream_st *s)
     if (s->capture)
         return -EINVAL;
     pthread_mutex_lock(&s->mutex);
-    for (uint64_t until = s->queued; s->done < until;)
-        pthread_cond_wait(&s->finished, &s->mutex);
+    wait_done(s, s->queued, NULL);
     pthread_mutex_unlock(&s->mutex);
     return fakegpu_sound(s->gpu) < 0 ? -EIO : 0;
 }
@@ -308,7 +340,7 @@ int fakegpu_stream_done(struct CUstream_st *s)
     if (s->capture)
         return -EINVAL;
     pthread_mutex_lock(&s->mutex);
-    int done = s->done == s->queued;
+    int done = atomic_load(&s->done) == s->queued;
     pthread_mutex_unlock(&s->mutex);
     return fakegpu_sound(s->gpu) < 0 ? -EIO : done;
 }
