@@ -141,6 +141,17 @@ static void reach_blocks(struct gather_gpu *g, struct sequence *s)
     }
 }
 
+bool gather_gpu_reach(struct gather_gpu *g, uint32_t blocks)
+{
+    uint64_t bytes = blocks * g->gather->blocks->block_bytes;
+    for (uint32_t c = 0; c < g->chunks && c * BLOCKS_CHUNK_BYTES < bytes; c++)
+        if (!g->registered[c] && !device_gpu_failed(g->device)) {
+            register_chunk(g, c);
+            return true;
+        }
+    return false;
+}
+
 bool gather_gpu_idle(struct gather_gpu *g)
 {
     const struct blocks *b = g->gather->blocks;

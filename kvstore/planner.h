@@ -62,6 +62,7 @@ struct step {
     uint32_t runs_raised;  /* ROWS_READY of runs [0, runs_raised) has been raised */
     uint32_t runs_written; /* dense: staged rows of runs below are back in the arena */
     bool phase_out[2];
+    int64_t seen_ns, ended_ns;           /* when one began last, and ended */
     uint32_t staged_at[LIMIT_SEQUENCES]; /* first staging page of each part */
     struct step_record record;           /* private copy */
 };
@@ -112,6 +113,7 @@ struct planner {
     struct segment control;
     struct control_header *flags; /* of the control segment: for its flags alone */
     struct tables tables;
+    int32_t *merge_scratch; /* [thread][SELECTION_SCRATCH(list_max)] */
     struct sequence_params params;
     struct residency residency;
     struct step step;
@@ -153,6 +155,11 @@ void planner_topk(struct planner *planner, const struct msg *msg);
  * memory): call planner_idle then, between events. */
 void planner_advance(struct planner *planner);
 bool planner_idle(struct planner *planner, int64_t now_ns);
+
+/* While the decoder computes a dense step: makes one more piece of the arena that open sequences will need
+ * ready for the GPU. Returns whether it did something. That takes tens of milliseconds, which a sparse step
+ * would wait for: between those planner_idle does no such thing. */
+bool planner_reach(struct planner *planner);
 
 /* The flag that the step in flight waits for and that rings no doorbell; NULL when it waits for none. */
 struct control_flag *planner_waits_for(struct planner *planner, uint32_t *ret_step);

@@ -8,7 +8,7 @@ enum {
     SCORES_PART = 512,    /* keys of one part of the retriever's */
     INDEX_SHARE = 16,     /* of the work: selected positions of a slice; changes between two waits */
     SET_WORD = 32,        /* positions that a word of a set tells of */
-    MASSES = 4,           /* of a list */
+    MASSES = 2,           /* of a list */
     KEY_BYTES = 2
 };
 

@@ -324,6 +324,9 @@ void card_free(struct card **card)
     struct card *c = *card;
     if (!c)
         return;
+    for (int i = 0; i < CARD_GRAPHS; i++)
+        if (c->graphs[i].graph)
+            c->api->graph_free(&c->graphs[i].graph);
     if (c->stream)
         c->api->stream_free(c->gpu, &c->stream);
     for (int i = 0; i < c->owned_count; i++)
@@ -341,6 +344,11 @@ void card_free(struct card **card)
 const struct model_rope *card_rope(const struct card *c)
 {
     return &c->rotation.rope;
+}
+
+uint64_t card_graph_steps(const struct card *c)
+{
+    return c->graph_steps;
 }
 
 const struct gpu_info *card_info(const struct card *c)
@@ -458,53 +466,67 @@ struct cuda_key_view card_keys(const struct card *c, uint32_t group)
                                   .type = DTYPE_F16};
 }
 
+/* Keys of what mix() made, into the cache. */
+static void make_keys(struct card *c, uint32_t group, const uint32_t *places, const struct batch *b)
+{
+    const struct head_config *h = c->config;
+    struct cuda_keys_append a = {.keys = card_keys(c, group),
+                                 .k = c->k,
+                                 .stride = (uint64_t)h->kv_heads * h->head_dim,
+                                 .rows = places,
+                                 .positions = b->positions,
+                                 .row_count = c->sequences,
+                                 .n = b->n,
+                                 .kv_heads = h->kv_heads,
+                                 .head_dim = h->head_dim};
+    multiply(c, c->k, c->group[group].k, h->kv_heads * h->head_dim, b->n);
+    norm_heads(c, c->k, c->group[group].k_norm, h->kv_heads, b->n);
+    rotate(c, c->k, h->kv_heads, b->n);
+    card_must(c, c->api->keys_append(&a, c->stream), "keys");
+}
+
+/* Queries of what mix() made. */
+static void make_group_queries(struct card *c, uint32_t group, const struct batch *b)
+{
+    const struct head_config *h = c->config;
+    float *q = c->q + (uint64_t)group * LIMIT_SEQUENCES * h->q_heads * h->head_dim;
+    multiply(c, q, c->group[group].q, h->q_heads * h->head_dim, b->n);
+    norm_heads(c, q, c->group[group].q_norm, h->q_heads, b->n);
+    rotate(c, q, h->q_heads, b->n);
+}
+
 /* Keys of tokens [first, first + n) of the step. */
 static void append_tile(struct card *c, uint32_t first, uint32_t n)
 {
-    const struct head_config *h = c->config;
     const struct batch b = {.ids = c->tokens->id,
                             .at = c->tokens->at + first,
                             .positions = c->tokens->position + first,
                             .id_count = sizeof c->tokens->id / sizeof *c->tokens->id,
                             .n = n};
     make_angles(c, &b);
-    for (uint32_t g = 0; g < h->groups; g++) {
-        struct cuda_keys_append a = {.keys = card_keys(c, g),
-                                     .k = c->k,
-                                     .stride = (uint64_t)h->kv_heads * h->head_dim,
-                                     .rows = c->tokens->place + first,
-                                     .positions = b.positions,
-                                     .row_count = c->sequences,
-                                     .n = n,
-                                     .kv_heads = h->kv_heads,
-                                     .head_dim = h->head_dim};
+    for (uint32_t g = 0; g < c->config->groups; g++) {
         mix(c, g, &b);
-        multiply(c, c->k, c->group[g].k, h->kv_heads * h->head_dim, n);
-        norm_heads(c, c->k, c->group[g].k_norm, h->kv_heads, n);
-        rotate(c, c->k, h->kv_heads, n);
-        card_must(c, c->api->keys_append(&a, c->stream), "keys");
+        make_keys(c, g, c->tokens->place + first, &b);
     }
 }
 
-static void make_queries(struct card *c)
+/* `keys`: also those of the same tokens, which nothing else made. */
+static void make_queries(struct card *c, bool keys)
 {
-    const struct head_config *h = c->config;
-    uint32_t n = c->query_count;
     const struct batch b = {.ids = c->queries->id,
                             .at = c->queries->at,
                             .positions = c->queries->position,
                             .id_count = sizeof c->queries->id / sizeof *c->queries->id,
-                            .n = n};
-    if (!n)
+                            .n = c->query_count};
+    if (!c->query_count)
         return;
     card_must(c, c->api->copy(c->queries, c->host_queries, sizeof *c->queries, c->stream), "copy");
     make_angles(c, &b);
-    for (uint32_t g = 0; g < h->groups; g++) {
-        float *q = c->q + (uint64_t)g * LIMIT_SEQUENCES * h->q_heads * h->head_dim;
+    for (uint32_t g = 0; g < c->config->groups; g++) {
         mix(c, g, &b);
-        multiply(c, q, c->group[g].q, h->q_heads * h->head_dim, n);
-        norm_heads(c, q, c->group[g].q_norm, h->q_heads, n);
-        rotate(c, q, h->q_heads, n);
+        if (keys)
+            make_keys(c, g, c->queries->place, &b);
+        make_group_queries(c, g, &b);
     }
 }
 
@@ -573,7 +595,27 @@ void card_project(struct card *c, const struct projection_part *parts, uint32_t 
             put_query(c, &parts[p]);
         keys_advance(parts[p].keys, parts[p].tokens, parts[p].count);
     }
+    /* A decode step may be a graph, with all that card_rank does. */
+    c->waiting = n == part_count && c->query_count == part_count;
+    if (c->waiting)
+        return;
     /* With queries card_rank waits. */
     append_waiting(c, n, !c->query_count);
-    make_queries(c);
+    make_queries(c, false);
+}
+
+void card_queue_waiting(struct card *c)
+{
+    if (c->waiting)
+        make_queries(c, true);
+}
+
+void card_prepare_products(struct card *c, uint32_t n)
+{
+    const struct head_config *h = c->config;
+    struct cuda_matmul_shape shape = {.cols = c->inputs, .n = padded(n), .out_type = DTYPE_F32};
+    shape.rows = h->q_heads * h->head_dim;
+    card_must(c, c->api->matmul_prepare(c->gpu, &shape, NULL), "projection");
+    shape.rows = h->kv_heads * h->head_dim;
+    card_must(c, c->api->matmul_prepare(c->gpu, &shape, NULL), "projection");
 }

@@ -46,6 +46,9 @@ struct card_bytes {
 };
 struct card_bytes card_bytes(const struct card *card);
 
+/* Steps that were launched as a graph. */
+uint64_t card_graph_steps(const struct card *card);
+
 /* Bytes of keys that one position takes, all groups. */
 uint64_t card_key_bytes(const struct card *card);
 

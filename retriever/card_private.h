@@ -10,8 +10,10 @@
 #include "retriever/reach.h"
 
 enum {
+    CARD_GRAPHS = 8,
+    CARD_KEYS_STEP = 1024,        /* key counts are rounded up to it, so that a launch serves many steps */
     CARD_TILE = MEMORY_GPU_CHUNK, /* tokens that go through the projections together */
-    CARD_MASSES = 4               /* of a list: selected, sinks, tail, all */
+    CARD_MASSES = 2               /* of a list: of what is attended, of all */
 };
 
 /* Numbers of the queries of a step, one entry each, written by the host and copied as a whole. `id` has each
@@ -32,6 +34,18 @@ struct card_ranges {
 struct card_tokens {
     uint32_t id[LIMIT_STEP_TOKENS + LIMIT_SEQUENCES * (HEAD_TAPS_MAX - 1)];
     uint32_t at[LIMIT_STEP_TOKENS], position[LIMIT_STEP_TOKENS], place[LIMIT_STEP_TOKENS];
+};
+
+/* A step of one token and one query for each of `n` sequences, all lists in one slice a group: what a graph
+ * of it depends on. No padding: compared as bytes. */
+struct card_shape {
+    uint32_t n, k, keys_max;
+};
+
+struct card_graph {
+    struct card_shape shape;
+    struct gpu_graph *graph; /* NULL: free */
+    uint64_t used;
 };
 
 /* Neighbouring queries of one group that are scored and picked from together. */
@@ -102,6 +116,10 @@ struct card {
     struct reach_scratch scratch;
 
     uint32_t query_count;
+    bool waiting; /* it is a decode step, a token and a query each, that nothing is queued of yet */
+    struct card_graph graphs[CARD_GRAPHS];
+    struct card_shape seen; /* of the last step: a shape that comes twice is captured */
+    uint64_t graph_clock, graph_steps;
     void *owned[6 * HEAD_GROUPS_MAX + 32];
     int owned_count;
     void *pinned[8];
@@ -110,6 +128,11 @@ struct card {
 
 /* Ends the process when `rc` is an error. */
 void card_must(struct card *card, int rc, const char *what);
+
+/* Queues what card_project left: keys and queries of a decode step. */
+void card_queue_waiting(struct card *card);
+/* Plans for n tokens, before a capture. */
+void card_prepare_products(struct card *card, uint32_t n);
 
 struct cuda_key_view card_keys(const struct card *card, uint32_t group);
 

@@ -2,10 +2,9 @@
  * to the host, and within these, group by group, in slices whose scores fit into the work's. A slice's lists
  * become sets of bits; what a flight's sets changed by comes back by one wait.
  *
- * What is attended beside the selected positions (sinks, tail) and the weight of all are sums that Top-K
- * gives when it may take every position of a range. With pooling by mean all weights add up to 1, so that
- * pass is left out; a weight that is not finite makes all of its head so, and shows in the tail, which is
- * never empty. */
+ * Top-K sums up what is attended: selected positions, sinks, tail. The weight of all is what it gives when it
+ * may take every position. With pooling by mean all weights add up to 1, so that pass is left out; a weight
+ * that is not finite makes all of its head so, and shows in the tail, which is never empty. */
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
@@ -15,7 +14,7 @@
 #include "base/trace.h"
 #include "retriever/card_private.h"
 
-enum { MASS_SELECTED, MASS_SINKS, MASS_TAIL, MASS_ALL };
+enum { MASS_KEPT, MASS_ALL };
 
 struct flight {
     uint32_t first, end; /* queries */
@@ -54,6 +53,11 @@ static uint64_t stride_of(uint32_t count)
     return ((uint64_t)count + 3) & ~UINT64_C(3);
 }
 
+static uint32_t rounded(const struct card *c, uint32_t keys)
+{
+    return lower((keys + CARD_KEYS_STEP - 1) / CARD_KEYS_STEP * CARD_KEYS_STEP, c->context);
+}
+
 /* Whether a slice of `queries` with so many keys fits into the memory that there is. */
 static bool fits(const struct card *c, uint32_t queries, uint32_t keys_max)
 {
@@ -70,7 +74,8 @@ static struct card_slice next_slice(const struct card *c, const struct rank_item
     while (first + s.count < end) {
         const struct rank_item *item = item_of(c, items, &s, s.count);
         uint32_t k = picks_of(item) > s.k ? picks_of(item) : s.k;
-        uint32_t keys_max = item->keys.count > s.keys_max ? item->keys.count : s.keys_max;
+        uint32_t keys_max = rounded(c, item->keys.count);
+        keys_max = keys_max > s.keys_max ? keys_max : s.keys_max;
         s.by_mass = s.count ? s.by_mass : by_mass(item);
         bool same = s.by_mass || lower(k, item->limit - item->sinks) == picks_of(item);
         for (uint32_t i = 0; i < s.count && same && !s.by_mass; i++) {
@@ -139,21 +144,19 @@ static void queue_scores(struct card *c, const struct card_slice *s)
     card_must(c, c->api->retrieval(&r, c->stream), "scores");
 }
 
-/* The sum of the weights of [first, end), one of each query; none is longer than `most`. */
-static void queue_sum(struct card *c, const struct card_slice *s, int which, const uint32_t *first,
-                      const uint32_t *end, uint32_t most)
+/* The sum of all weights of each list. */
+static void queue_sum(struct card *c, const struct card_slice *s)
 {
     struct cuda_topk t = {.index = c->ignored,
-                          .index_stride = most ? most : 1,
+                          .index_stride = s->keys_max,
                           .ret_count = c->counts,
-                          .ret_mass = masses_at(c->masses, c, s->group, which, s->first),
+                          .ret_mass = masses_at(c->masses, c, s->group, MASS_ALL, s->first),
                           .values = c->weights,
                           .stride = stride_of(s->keys_max),
-                          .first = first ? first + s->first : NULL,
-                          .end = end + s->first,
+                          .end = c->queries->count + s->first,
                           .rows = s->count * c->config->kv_heads,
                           .heads = c->config->kv_heads,
-                          .k = most ? most : 1,
+                          .k = s->keys_max,
                           .end_max = s->keys_max};
     card_must(c, c->api->topk(&t, c->stream), "sums");
 }
@@ -174,22 +177,17 @@ static struct cuda_sets sets_of(const struct card *c)
                               .place_count = c->sequences};
 }
 
-static void queue_slice(struct card *c, const struct rank_item *items, const struct card_slice *s)
+static void queue_slice(struct card *c, const struct card_slice *s)
 {
-    uint32_t sinks = 0, tail = 0;
-    for (uint32_t i = 0; i < s->count; i++) {
-        const struct rank_item *item = item_of(c, items, s, i);
-        sinks = item->sinks > sinks ? item->sinks : sinks;
-        tail = item->keys.count - item->limit > tail ? item->keys.count - item->limit : tail;
-    }
     struct cuda_topk t = {.index = c->index,
                           .index_stride = s->index_stride ? s->index_stride : 1,
                           .ret_count = c->counts,
-                          .ret_mass = masses_at(c->masses, c, s->group, MASS_SELECTED, s->first),
+                          .ret_mass = masses_at(c->masses, c, s->group, MASS_KEPT, s->first),
                           .values = c->weights,
                           .stride = stride_of(s->keys_max),
                           .first = c->ranges->sinks + s->first,
                           .end = c->ranges->limit + s->first,
+                          .outer = c->queries->count + s->first,
                           .rows = s->count * c->config->kv_heads,
                           .heads = c->config->kv_heads,
                           .k = s->k,
@@ -205,10 +203,8 @@ static void queue_slice(struct card *c, const struct rank_item *items, const str
     queue_scores(c, s);
     card_must(c, c->api->topk(&t, c->stream), "Top-K");
     card_must(c, c->api->sets_mark(&m, c->stream), "sets");
-    queue_sum(c, s, MASS_SINKS, NULL, c->ranges->sinks, sinks);
-    queue_sum(c, s, MASS_TAIL, c->ranges->limit, c->queries->count, tail);
     if (!c->mean)
-        queue_sum(c, s, MASS_ALL, NULL, c->queries->count, s->keys_max);
+        queue_sum(c, s);
 }
 
 /* Mass of one item and head. */
@@ -219,8 +215,7 @@ static void collect_mass(const struct card *c, const struct rank_item *item, uin
     for (int m = 0; m < CARD_MASSES; m++)
         mass[m] = (double)masses_at(c->host_masses, c, group, m, query)[h];
     double all = c->mean ? 1 : mass[MASS_ALL];
-    double kept = mass[MASS_SELECTED] + mass[MASS_SINKS] + mass[MASS_TAIL];
-    double own = isfinite(kept) && isfinite(all) && all > 0 ? kept / all : (double)NAN;
+    double own = isfinite(mass[MASS_KEPT]) && isfinite(all) && all > 0 ? mass[MASS_KEPT] / all : (double)NAN;
     double measured = calibration_at(&c->config->calibration, own);
     item->found[h] = (struct reach_result){.mass = measured, .mass_base = measured};
 }
@@ -266,42 +261,6 @@ static const uint32_t *hand_on(const struct card *c, const struct rank_item *ite
     return positions + changes.total;
 }
 
-/* What the sets of queries changed by, to the host without a gap. */
-static void queue_changes(struct card *c, uint32_t first, uint32_t end)
-{
-    struct cuda_sets_changes changes = {.sets = sets_of(c),
-                                        .work = c->changes,
-                                        .out = c->host_changes_device,
-                                        .total = c->total,
-                                        .room = c->sizes.changes / sizeof *c->changes,
-                                        .first = first,
-                                        .n = end - first};
-    card_must(c, c->api->sets_changes(&changes, c->stream), "changes");
-}
-
-/* Waits for a flight and hands its results on. */
-static void land(struct card *c, const struct rank_item *items, const struct flight *f,
-                 const struct card_sink *sink, struct rank_times *times)
-{
-    int64_t begin = clock_now_ns();
-    if (f->positions)
-        queue_changes(c, f->first, f->end);
-    card_must(c, c->api->copy(c->host_masses, c->masses, card_results_bytes(c), c->stream), "copy");
-    trace(TRACE_QUEUED, trace_step);
-    card_must(c, c->api->stream_sync(c->stream), "selection");
-    trace(TRACE_RANKED, trace_step);
-    int64_t done = clock_now_ns();
-    const uint32_t *positions = c->host_changes;
-    for (uint32_t query = f->first; query < f->end; query++)
-        if (by_mass(&items[(uint64_t)query * c->config->groups]))
-            sink->take(sink->arg, query, NULL);
-        else
-            positions = hand_on(c, items, query, positions, sink);
-    sink->flushed(sink->arg);
-    times->score_ns += done - begin; /* Top-K on the card is in it */
-    times->encode_ns += clock_now_ns() - done;
-}
-
 static void queue_flight(struct card *c, const struct rank_item *items, const struct flight *f,
                          struct rank_times *times)
 {
@@ -318,8 +277,107 @@ static void queue_flight(struct card *c, const struct rank_item *items, const st
             if (s.by_mass)
                 pick_by_mass(c, items, &s, times);
             else
-                queue_slice(c, items, &s);
+                queue_slice(c, &s);
         }
+}
+
+/* What the sets of a flight changed by, and all counts and masses, to the host. */
+static void queue_results(struct card *c, const struct flight *f)
+{
+    struct cuda_sets_changes changes = {.sets = sets_of(c),
+                                        .work = c->changes,
+                                        .out = c->host_changes_device,
+                                        .total = c->total,
+                                        .room = c->sizes.changes / sizeof *c->changes,
+                                        .first = f->first,
+                                        .n = f->end - f->first};
+    if (f->positions)
+        card_must(c, c->api->sets_changes(&changes, c->stream), "changes");
+    card_must(c, c->api->copy(c->host_masses, c->masses, card_results_bytes(c), c->stream), "copy");
+}
+
+/* Waits for a flight and hands its results on. */
+static void land(struct card *c, const struct rank_item *items, const struct flight *f,
+                 const struct card_sink *sink, struct rank_times *times)
+{
+    int64_t begin = clock_now_ns();
+    trace(TRACE_QUEUED, trace_step);
+    card_must(c, c->api->stream_sync(c->stream), "selection");
+    trace(TRACE_RANKED, trace_step);
+    int64_t done = clock_now_ns();
+    const uint32_t *positions = c->host_changes;
+    for (uint32_t query = f->first; query < f->end; query++)
+        if (by_mass(&items[(uint64_t)query * c->config->groups]))
+            sink->take(sink->arg, query, NULL);
+        else
+            positions = hand_on(c, items, query, positions, sink);
+    sink->flushed(sink->arg);
+    times->score_ns += done - begin; /* Top-K on the card is in it */
+    times->encode_ns += clock_now_ns() - done;
+}
+
+static void queue_ranges(struct card *c)
+{
+    card_must(c, c->api->copy(c->ranges, c->host_ranges, sizeof *c->ranges, c->stream), "copy");
+}
+
+/* ---- decode steps as graphs ---- */
+
+/* Whether the step is one whose launches depend on nothing but its shape. */
+static bool has_shape(const struct card *c, const struct rank_item *items, const struct flight *f,
+                      struct card_shape *ret)
+{
+    if (!c->waiting || f->first > 0 || f->end != c->query_count || f->by_mass || !f->positions)
+        return false;
+    for (uint32_t g = 0; g < c->config->groups; g++) {
+        struct card_slice s = next_slice(c, items, g, 0, f->end);
+        struct card_shape shape = {f->end, s.k, s.keys_max};
+        if (s.count != f->end || (g > 0 && memcmp(&shape, ret, sizeof shape) != 0))
+            return false;
+        *ret = shape;
+    }
+    return true;
+}
+
+static struct gpu_graph *capture(struct card *c, const struct rank_item *items, const struct flight *f)
+{
+    struct gpu_graph *graph = NULL;
+    struct rank_times none = {0};
+    card_prepare_products(c, f->end);
+    card_must(c, c->api->capture_begin(c->stream, NULL), "capture");
+    card_queue_waiting(c);
+    queue_ranges(c);
+    queue_flight(c, items, f, &none);
+    queue_results(c, f);
+    card_must(c, c->api->capture_end(c->gpu, c->stream, &graph, NULL), "capture");
+    return graph;
+}
+
+/* The graph of a step's shape: kept, or made in place of the one used longest ago when the shape comes for
+ * the second time - the first loads the kernels' code. NULL: none. */
+static struct gpu_graph *find_graph(struct card *c, const struct rank_item *items, const struct flight *f)
+{
+    struct card_shape shape = {0}, before = c->seen;
+    struct card_graph *oldest = &c->graphs[0];
+    c->seen = shape;
+    if (!has_shape(c, items, f, &shape))
+        return NULL;
+    c->seen = shape;
+    for (int i = 0; i < CARD_GRAPHS; i++) {
+        struct card_graph *g = &c->graphs[i];
+        if (g->graph && !memcmp(&g->shape, &shape, sizeof shape)) {
+            g->used = ++c->graph_clock;
+            return g->graph;
+        }
+        if (!g->graph || (oldest->graph && g->used < oldest->used))
+            oldest = g;
+    }
+    if (memcmp(&before, &shape, sizeof shape) != 0)
+        return NULL;
+    if (oldest->graph)
+        c->api->graph_free(&oldest->graph);
+    *oldest = (struct card_graph){shape, capture(c, items, f), ++c->graph_clock};
+    return oldest->graph;
 }
 
 void card_rank(struct card *c, const struct rank_item *items, uint32_t count, const struct card_sink *sink,
@@ -335,17 +393,29 @@ void card_rank(struct card *c, const struct rank_item *items, uint32_t count, co
         c->host_ranges->limit[i] = items[i * groups].limit;
         c->host_ranges->how[i] = sink->how[i];
     }
-    card_must(c, c->api->copy(c->ranges, c->host_ranges, sizeof *c->ranges, c->stream), "copy");
-    for (uint32_t first = 0; first < queries;) {
-        struct flight f = next_flight(c, items, first, queries, sink->how);
-        struct rank_times by_mass = {0};
-        int64_t begin = clock_now_ns();
-        queue_flight(c, items, &f, &by_mass);
-        ret_times->score_ns += clock_now_ns() - begin - by_mass.topk_ns - by_mass.encode_ns;
-        ret_times->topk_ns += by_mass.topk_ns;
-        ret_times->encode_ns += by_mass.encode_ns;
+    int64_t begin = clock_now_ns();
+    struct flight f = next_flight(c, items, 0, queries, sink->how);
+    struct gpu_graph *graph = find_graph(c, items, &f);
+    if (graph) {
+        card_must(c, c->api->graph_launch(graph, NULL, c->stream), "step");
+        c->graph_steps++;
+        ret_times->score_ns += clock_now_ns() - begin;
         land(c, items, &f, sink, ret_times);
-        first = f.end;
+        return;
+    }
+    card_queue_waiting(c);
+    queue_ranges(c);
+    for (;; f = next_flight(c, items, f.end, queries, sink->how)) {
+        struct rank_times picks = {0};
+        queue_flight(c, items, &f, &picks);
+        queue_results(c, &f);
+        ret_times->score_ns += clock_now_ns() - begin - picks.topk_ns - picks.encode_ns;
+        ret_times->topk_ns += picks.topk_ns;
+        ret_times->encode_ns += picks.encode_ns;
+        land(c, items, &f, sink, ret_times);
+        begin = clock_now_ns();
+        if (f.end == queries)
+            break;
     }
 }
 

@@ -184,11 +184,29 @@ static void test_arena_of_chunks(void **state)
     uint32_t present = f->planner->blocks.present;
     assert_true(fake_gpu->registered_bytes >= 2 * BLOCKS_CHUNK_BYTES);
     assert_true(present * f->planner->blocks.block_bytes > BLOCKS_CHUNK_BYTES);
-    while (planner_idle(f->planner, clock_now_ns())) /* registers ahead what has been populated */
+    uint64_t registered = fake_gpu->registered_bytes;
+    assert_false(planner_idle(f->planner, clock_now_ns())); /* the next step may be near */
+    assert_int_equal(fake_gpu->registered_bytes, registered);
+    while (planner_idle(f->planner, clock_now_ns() + CLOCK_S)) /* registers ahead what has been populated */
         continue;
     assert_int_equal(f->planner->blocks.present, present);
     for (uint32_t n = 0; n < 4; n++)
         fake_check_host(f, &f->sequences[n], 0, f->sequences[n].next);
+    /* A dense step is in flight: what its sequence will ever need is made ready, and no more. */
+    struct fake_open open = SPARSE;
+    open.prompt = 2;
+    open.capacity = 1024;
+    assert_false(planner_reach(f->planner));
+    fake_open(f, &f->sequences[4], 5, &open);
+    struct fake_step dense = {.kind = STEP_DENSE, .entries = 1, .sequence = {&f->sequences[4]}, .count = {1}};
+    fake_post(f, &dense);
+    const struct blocks *blocks = &f->planner->blocks;
+    uint64_t wanted = blocks->present - blocks->free_count + 4 * 2 + 1024 / 64; /* the others: to 1000 */
+    assert_true(wanted * blocks->block_bytes > fake_gpu->registered_bytes);
+    while (planner_reach(f->planner))
+        continue;
+    assert_true(fake_gpu->registered_bytes >= wanted * blocks->block_bytes);
+    assert_true(fake_gpu->registered_bytes < (wanted + 4) * blocks->block_bytes + BLOCKS_CHUNK_BYTES);
     fake_free(f);
     fake_piece_bytes = sizeof(struct fake_piece);
 }

@@ -318,6 +318,9 @@ static void company_changes_nothing(void **state)
             same_as_alone(&p->gpu_result, s, &p->cpu_result);
         }
     }
+    struct selector_stats stats;
+    selector_stats(p->gpu, &stats);
+    assert_int_equal(stats.graph_steps, STEPS - 1); /* all but the prompts', and the first of its shape */
     selector_free(&alone);
     pair_free(&p);
 }
