@@ -69,7 +69,11 @@ struct card {
     struct compute *compute; /* borrowed: its pool collects what comes back */
     const struct gpu_api *api;
     struct gpu *gpu;
-    struct CUstream_st *stream;
+    struct CUstream_st *stream;  /* projections and scores */
+    struct CUstream_st *lane[2]; /* what is made of a slice's weights, while the next one's are scored */
+    struct CUstream_st *out;     /* what goes to the host */
+    bool lane_used[2];           /* since the streams came together */
+    uint32_t next_lane;
     const struct head_config *config;
     struct projection_rotation rotation;
     struct memory_gpu_retriever sizes;
@@ -83,17 +87,17 @@ struct card {
     float *row_scale; /* [vocab] of the table's rows: what an RMS norm multiplies by */
     struct card_group group[HEAD_GROUPS_MAX];
     float *inv_freq;
-    uint8_t *keys;     /* f16 [group][sequence][kv_head][context][head_dim] */
-    uint64_t *key_at;  /* [sequences] offsets inside a group */
-    float *k;          /* [tile][kv_heads * head_dim] */
-    void *mixed;       /* bf16 [tile][inputs] */
-    float *angles;     /* [tile][dims / 2][2] */
-    float *q;          /* [groups][LIMIT_SEQUENCES][q_heads * head_dim] */
-    float *work;       /* of one slice, as the kernel wants it */
-    float *weights;    /* [slice][kv_heads][stride] */
-    uint32_t *ignored; /* positions of lists whose mass alone is wanted; as many as weights */
-    uint32_t *index;   /* selected positions of a slice */
-    uint32_t *counts;  /* [LIMIT_SEQUENCES * kv_heads] of a slice's lists, or of a mass's */
+    uint8_t *keys;      /* f16 [group][sequence][kv_head][context][head_dim] */
+    uint64_t *key_at;   /* [sequences] offsets inside a group */
+    float *k;           /* [tile][kv_heads * head_dim] */
+    void *mixed;        /* bf16 [tile][inputs] */
+    float *angles;      /* [tile][dims / 2][2] */
+    float *q;           /* [groups][LIMIT_SEQUENCES][q_heads * head_dim] */
+    float *work;        /* of one slice, as the kernel wants it */
+    float *weights[2];  /* of a lane: [slice][kv_heads][stride]; with pooling by max there is one lane, and */
+    uint32_t *ignored;  /* the other's holds positions of lists whose mass alone is wanted */
+    uint32_t *index[2]; /* selected positions of a slice */
+    uint32_t *counts[2]; /* [LIMIT_SEQUENCES * kv_heads] of a slice's lists, or of a mass's */
     uint32_t *sets;    /* as struct cuda_sets has them: place = sequence, list = group * kv_heads + kv_head */
     uint32_t *changes; /* on their way to the host */
     uint32_t *total;   /* of them */

@@ -127,12 +127,33 @@ static float *masses_at(float *masses, const struct card *c, uint32_t group, int
            (uint64_t)query * c->config->kv_heads;
 }
 
-static void queue_scores(struct card *c, const struct card_slice *s)
+static void follow(struct card *c, struct CUstream_st *stream, struct CUstream_st *after)
+{
+    card_must(c, c->api->stream_follow(c->gpu, stream, after), "order");
+}
+
+/* The lanes' work comes before what is queued on the stream from here on. */
+static void join_lanes(struct card *c, struct CUstream_st *stream)
+{
+    for (int lane = 0; lane < 2; lane++)
+        if (c->lane_used[lane])
+            follow(c, stream, c->lane[lane]);
+}
+
+/* All streams' work comes before what is queued on the first from here on. */
+static void join_all(struct card *c)
+{
+    join_lanes(c, c->stream);
+    c->lane_used[0] = c->lane_used[1] = false;
+    c->next_lane = 0;
+}
+
+static void queue_scores(struct card *c, const struct card_slice *s, uint32_t lane)
 {
     const struct head_config *h = c->config;
     uint64_t q_row = (uint64_t)h->q_heads * h->head_dim;
     struct cuda_retrieval r = {.keys = card_keys(c, s->group),
-                               .weights = c->weights,
+                               .weights = c->weights[lane],
                                .weight_stride = stride_of(s->keys_max),
                                .q = c->q + ((uint64_t)s->group * LIMIT_SEQUENCES + s->first) * q_row,
                                .q_stride = q_row,
@@ -151,20 +172,20 @@ static void queue_scores(struct card *c, const struct card_slice *s)
 }
 
 /* The sum of all weights of each list. */
-static void queue_sum(struct card *c, const struct card_slice *s)
+static void queue_sum(struct card *c, const struct card_slice *s, uint32_t lane)
 {
     struct cuda_topk t = {.index = c->ignored,
                           .index_stride = s->keys_max,
-                          .ret_count = c->counts,
+                          .ret_count = c->counts[lane],
                           .ret_mass = masses_at(c->masses, c, s->group, MASS_ALL, s->first),
-                          .values = c->weights,
+                          .values = c->weights[lane],
                           .stride = stride_of(s->keys_max),
                           .end = c->queries->count + s->first,
                           .rows = s->count * c->config->kv_heads,
                           .heads = c->config->kv_heads,
                           .k = s->keys_max,
                           .end_max = s->keys_max};
-    card_must(c, c->api->topk(&t, c->stream), "sums");
+    card_must(c, c->api->topk(&t, c->lane[lane]), "sums");
 }
 
 static uint32_t *counts_in(float *results, const struct card *c)
@@ -183,13 +204,16 @@ static struct cuda_sets sets_of(const struct card *c)
                               .place_count = c->sequences};
 }
 
+/* Scores in the first stream, what is made of them in a lane's: it takes few of the card's units, and the
+ * next slice's scores are made meanwhile. With pooling by max there is memory for one lane. */
 static void queue_slice(struct card *c, const struct card_slice *s)
 {
-    struct cuda_topk t = {.index = c->index,
+    uint32_t lane = c->next_lane;
+    struct cuda_topk t = {.index = c->index[lane],
                           .index_stride = s->index_stride ? s->index_stride : 1,
-                          .ret_count = c->counts,
+                          .ret_count = c->counts[lane],
                           .ret_mass = masses_at(c->masses, c, s->group, MASS_KEPT, s->first),
-                          .values = c->weights,
+                          .values = c->weights[lane],
                           .stride = stride_of(s->keys_max),
                           .first = c->ranges->sinks + s->first,
                           .end = c->ranges->limit + s->first,
@@ -199,18 +223,23 @@ static void queue_slice(struct card *c, const struct card_slice *s)
                           .k = s->k,
                           .end_max = s->keys_max};
     struct cuda_sets_mark m = {.sets = sets_of(c),
-                               .index = c->index,
-                               .row_count = c->counts,
+                               .index = c->index[lane],
+                               .row_count = c->counts[lane],
                                .index_stride = t.index_stride,
                                .first_query = s->first,
                                .first_list = s->group * c->config->kv_heads,
                                .rows = t.rows,
                                .heads = t.heads};
-    queue_scores(c, s);
-    card_must(c, c->api->topk(&t, c->stream), "Top-K");
-    card_must(c, c->api->sets_mark(&m, c->stream), "sets");
+    if (c->lane_used[lane]) /* its weights are read till then */
+        follow(c, c->stream, c->lane[lane]);
+    queue_scores(c, s, lane);
+    follow(c, c->lane[lane], c->stream);
+    c->lane_used[lane] = true;
+    c->next_lane = c->mean ? 1 - lane : 0;
+    card_must(c, c->api->topk(&t, c->lane[lane]), "Top-K");
+    card_must(c, c->api->sets_mark(&m, c->lane[lane]), "sets");
     if (!c->mean)
-        queue_sum(c, s);
+        queue_sum(c, s, lane);
 }
 
 /* Mass of one item and head. */
@@ -232,9 +261,11 @@ static void pick_by_mass(struct card *c, const struct rank_item *items, const st
 {
     uint64_t stride = stride_of(s->keys_max), lists = (uint64_t)s->count * c->config->kv_heads;
     int64_t begin = clock_now_ns();
-    queue_scores(c, s);
-    card_must(c, c->api->copy(c->host_weights, c->weights, lists * stride * sizeof *c->weights, c->stream),
-              "copy");
+    join_all(c);
+    queue_scores(c, s, 0);
+    card_must(
+        c, c->api->copy(c->host_weights, c->weights[0], lists * stride * sizeof *c->host_weights, c->stream),
+        "copy");
     card_must(c, c->api->stream_sync(c->stream), "scores");
     int64_t scored = clock_now_ns();
     times->score_ns += scored - begin;
@@ -308,10 +339,12 @@ static void queue_results(struct card *c, const struct flight *f, bool second, b
                                         .room = room_of(c, whole),
                                         .first = f->first,
                                         .n = f->end - f->first};
+    follow(c, c->out, c->stream);
+    join_lanes(c, c->out);
     if (f->positions)
-        card_must(c, c->api->sets_changes(&changes, c->stream), "changes");
-    card_must(c, c->api->copy(c->host_masses[second], c->masses, card_results_bytes(c), c->stream), "copy");
-    card_must(c, c->api->flag_write(c->landed_device, ++c->ticket, c->stream), "flag");
+        card_must(c, c->api->sets_changes(&changes, c->out), "changes");
+    card_must(c, c->api->copy(c->host_masses[second], c->masses, card_results_bytes(c), c->out), "copy");
+    card_must(c, c->api->flag_write(c->landed_device, ++c->ticket, c->out), "flag");
 }
 
 /* A stream that stands still has an error, mostly, which ends the process. */
@@ -328,6 +361,7 @@ static void wait_landed(struct card *c, uint32_t ticket)
         card_must(c, done < 0 ? done : 0, "selection");
         card_must(c, clock_now_ns() - begin > PATIENCE_NS ? -ETIMEDOUT : 0, "selection");
     }
+    card_must(c, c->api->check(c->gpu, NULL), "selection");
 }
 
 /* Waits for a flight and hands its results on. */
@@ -387,6 +421,8 @@ static void queue_course(struct card *c, const struct rank_item *items, struct c
         queue_results(c, &plan->flight[i], i > 0, plan->count == 1);
         plan->flight[i].ticket = c->ticket;
     }
+    join_all(c);
+    follow(c, c->stream, c->out);
 }
 
 /* ---- decode steps as graphs ---- */
@@ -474,6 +510,8 @@ static void rank_all(struct card *c, const struct rank_item *items, uint32_t que
         queue_flight(c, items, &f, &picks);
         queue_results(c, &f, false, true);
         f.ticket = c->ticket;
+        join_all(c);
+        follow(c, c->stream, c->out);
         times->score_ns += clock_now_ns() - begin - picks.topk_ns - picks.encode_ns;
         times->topk_ns += picks.topk_ns;
         times->encode_ns += picks.encode_ns;
