@@ -122,6 +122,8 @@ static int fill_context(struct session *s, struct err *err)
     int r = fill_contexts(most, &o->contexts, most, &s->contexts, err);
     if (!r)
         r = fill_contexts(most, &o->task_contexts, 1024, &s->task_contexts, err);
+    if (o->no_texts)
+        s->contexts.count = 0;
     for (uint32_t i = 0; i < s->contexts.count && s->text_count; i++)
         s->context = s->contexts.at[i] > s->context ? s->contexts.at[i] : s->context;
     for (uint32_t i = 0; i < s->task_contexts.count && o->task_count; i++)
