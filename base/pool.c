@@ -13,6 +13,7 @@
 
 #include "base/alloc.h"
 #include "base/check.h"
+#include "base/thread.h"
 
 enum { POOL_SPIN = 2000 };
 
@@ -132,7 +133,7 @@ struct pool *pool_create(int threads, const char *name)
     for (int i = 1; i < threads; i++) {
         pool->workers[i].pool = pool;
         pool->workers[i].index = i;
-        CHECK(pthread_create(&pool->workers[i].thread, NULL, worker_main, &pool->workers[i]) == 0);
+        thread_start(&pool->workers[i].thread, worker_main, &pool->workers[i]);
     }
     return pool;
 }

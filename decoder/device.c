@@ -14,6 +14,7 @@
 #include "base/alloc.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/thread.h"
 #include "model/tokenizer.h"
 
 enum { ORDERS_MAX = 4096 };
@@ -302,7 +303,7 @@ struct device *device_start(const struct device_options *options, struct mailbox
     d->orders = mailbox_create(ORDERS_MAX);
     d->backlog_end = &d->backlog;
     pthread_mutex_init(&d->mutex, NULL);
-    CHECK(pthread_create(&d->thread, NULL, device_main, d) == 0);
+    thread_start(&d->thread, device_main, d);
     return d;
 }
 

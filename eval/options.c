@@ -39,6 +39,8 @@ static const struct option_entry table[] = {
      "positions a text and context where attention is looked at"},
     {"steps", 0, OPTION_UINT, AT(steps), "N", "0", 0, 0, NULL, GROUP_MASS,
      "consecutive positions a text that are followed; 0: to the end"},
+    {"no-texts", 0, OPTION_FLAG, AT(no_texts), NULL, NULL, 0, 0, NULL, GROUP_MASS,
+     "leave out all of these: texts are for long generations alone"},
     {"no-mass", 0, OPTION_FLAG, AT(no_mass), NULL, NULL, 0, 0, NULL, GROUP_MASS,
      "leave out attention mass, hit rate and oracles"},
     {"no-forced", 0, OPTION_FLAG, AT(no_forced), NULL, NULL, 0, 0, NULL, GROUP_MASS,
@@ -144,8 +146,8 @@ static int check(const struct eval_options *o, struct err *err)
         return err_set(err, -EINVAL, "--long-generation needs texts: give them with -f");
     if (!o->files.count && o->plot)
         return err_set(err, -EINVAL, "--plot needs texts: give them with -f");
-    if (o->plot && o->no_mass)
-        return err_set(err, -EINVAL, "--plot draws mass, which --no-mass leaves out");
+    if (o->plot && (o->no_mass || o->no_texts))
+        return err_set(err, -EINVAL, "--plot draws mass, which --no-mass and --no-texts leave out");
     return 0;
 }
 

@@ -30,7 +30,7 @@ struct eval_options {
 
     uint32_t from, positions, steps;
     uint32_t sinks, window, pool; /* pool: 0 as the head recommends, 1 max, 2 mean */
-    bool no_mass, no_forced;
+    bool no_texts, no_mass, no_forced;
 
     uint32_t items;
     uint32_t seed;

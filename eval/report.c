@@ -8,6 +8,8 @@
 
 #include "link/figures.h"
 
+#define DONE_BY_FULL 0.5 /* what full attention must score for a task to tell anything */
+
 static double per(double sum, uint64_t count)
 {
     return count ? sum / (double)count : (double)NAN;
@@ -93,9 +95,39 @@ static double task_error(const struct report_task *t)
     return forced_mean((t->sparse - t->full) * t->items, t->squares, t->items).error;
 }
 
+/* Rows of a task and length. */
+static uint32_t task_ways(const struct report *r)
+{
+    uint32_t n = 1;
+    while (n < r->task_count && r->tasks[n].task == r->tasks[0].task &&
+           r->tasks[n].context == r->tasks[0].context)
+        n++;
+    return n;
+}
+
+/* All items of one way, of tasks that full attention does half of the time at least; context 0, task TASK_COUNT. */
+static struct report_task together(const struct report *r, uint32_t way)
+{
+    struct report_task sum = {.head = r->tasks[way].head, .budget = r->tasks[way].budget, .task = TASK_COUNT};
+    for (uint32_t i = way; i < r->task_count; i += task_ways(r)) {
+        const struct report_task *t = &r->tasks[i];
+        if (!t->items || t->full < DONE_BY_FULL)
+            continue;
+        sum.items += t->items;
+        sum.full += t->full * t->items;
+        sum.sparse += t->sparse * t->items;
+        sum.squares += t->squares;
+        sum.better += t->better;
+        sum.worse += t->worse;
+    }
+    sum.full /= sum.items;
+    sum.sparse /= sum.items;
+    return sum;
+}
+
 static void add_task(json_t *to, const struct report_task *t)
 {
-    figures_text(to, "task", task_name(t->task));
+    figures_text(to, "task", t->task < TASK_COUNT ? task_name(t->task) : NULL);
     figures_text(to, "head", t->head);
     figures_count(to, "budget", t->budget);
     figures_count(to, "context", t->context);
@@ -149,6 +181,11 @@ void report_json(const struct report *r, FILE *to)
     list = figures_list(top, "tasks");
     for (uint32_t i = 0; i < r->task_count; i++)
         add_task(figures_item(list), &r->tasks[i]);
+    list = figures_list(top, "tasks_together");
+    for (uint32_t i = 0; r->task_count && i < task_ways(r); i++) {
+        struct report_task all = together(r, i);
+        add_task(figures_item(list), &all);
+    }
     list = figures_list(top, "generations");
     for (uint32_t i = 0; i < r->generation_count; i++)
         add_generation(figures_item(list), &r->generations[i]);
@@ -182,14 +219,22 @@ static const char *short_name(const char *head)
     return slash ? slash + 1 : head ? head : "full attention";
 }
 
+static size_t longer(size_t most, const char *head)
+{
+    size_t n = strlen(short_name(head));
+    return n > most ? n : most;
+}
+
 /* Of the longest name; longer ones are cut. */
 static int name_width(const struct report *r)
 {
     size_t most = 20;
-    for (uint32_t i = 0; i < r->row_count + r->task_count; i++) {
-        size_t n = strlen(short_name(i < r->row_count ? r->rows[i].head : r->tasks[i - r->row_count].head));
-        most = n > most ? n : most;
-    }
+    for (uint32_t i = 0; i < r->row_count; i++)
+        most = longer(most, r->rows[i].head);
+    for (uint32_t i = 0; i < r->task_count; i++)
+        most = longer(most, r->tasks[i].head);
+    for (uint32_t i = 0; i < r->generation_count; i++)
+        most = longer(most, r->generations[i].head);
     return most < 64 ? (int)most : 64;
 }
 
@@ -251,21 +296,30 @@ static void print_forced(const struct report *r, FILE *to)
     }
 }
 
+static void print_task(const struct report *r, const struct report_task *t, FILE *to)
+{
+    print_who(to, name_width(r), t->head, t->budget, t->context);
+    fprintf(to, " %-10s %6" PRIu32, t->task < TASK_COUNT ? task_name(t->task) : "together", t->items);
+    print_cell(to, t->full, 3);
+    print_cell(to, t->sparse, 3);
+    print_cell(to, t->sparse - t->full, 3);
+    print_cell(to, task_error(t), 3);
+    fprintf(to, " %7" PRIu32 " %6" PRIu32 "\n", t->better, t->worse);
+}
+
 static void print_tasks(const struct report *r, FILE *to)
 {
-    fprintf(to, "\nTasks: mean scores on the same items; better, worse: items where sparse scores higher, "
-                "lower\n");
+    fprintf(to,
+            "\nTasks: mean scores on the same items; better, worse: items where sparse scores higher, "
+            "lower; together: where\nfull attention scores %.1f and more\n",
+            DONE_BY_FULL);
     fprintf(to, "%-*s %6s %7s %-10s %6s %8s %8s %8s %8s %7s %6s\n", name_width(r), "head", "budget",
             "context", "task", "items", "full", "sparse", "diff", "+-", "better", "worse");
-    for (uint32_t i = 0; i < r->task_count; i++) {
-        const struct report_task *t = &r->tasks[i];
-        print_who(to, name_width(r), t->head, t->budget, t->context);
-        fprintf(to, " %-10s %6" PRIu32, task_name(t->task), t->items);
-        print_cell(to, t->full, 3);
-        print_cell(to, t->sparse, 3);
-        print_cell(to, t->sparse - t->full, 3);
-        print_cell(to, task_error(t), 3);
-        fprintf(to, " %7" PRIu32 " %6" PRIu32 "\n", t->better, t->worse);
+    for (uint32_t i = 0; i < r->task_count; i++)
+        print_task(r, &r->tasks[i], to);
+    for (uint32_t i = 0; i < task_ways(r); i++) {
+        struct report_task all = together(r, i);
+        print_task(r, &all, to);
     }
 }
 

@@ -441,6 +441,7 @@ static bool begin(struct planner *p)
         return false;
     trace(TRACE_SEEN, step->step);
     step->seen_ns = clock_now_ns();
+    step->reached = false;
     struct step_record *r = &step->record;
     const struct step_record *shared =
         (const struct step_record *)((const uint8_t *)p->flags + p->tables.header.steps_at) +

@@ -394,7 +394,7 @@ static int prepare(struct run *run, struct err *err)
         return r;
     run->sequences = mem_alloc(run->prompts.count, sizeof *run->sequences);
     for (uint32_t i = 0; i < run->prompts.count; i++)
-        sequence_init(&run->sequences[i], &run->prompts.list[i]);
+        sequence_begin(&run->sequences[i], &run->prompts.list[i]);
     return session_head(o->head, run->model, run->head, err);
 }
 

@@ -41,7 +41,7 @@ struct memory_gpu_retriever {
     uint64_t group_bytes;           /* of all sequences */
     uint64_t keys;                  /* of all groups */
     uint32_t slice;                 /* queries whose scores fit at full context */
-    uint64_t scores, pooled, index; /* bytes of these buffers; there are two of `pooled` */
+    uint64_t scores, pooled, index; /* bytes of these buffers; there are two of the last two */
     uint64_t sets;                  /* bits of the last two selections of every sequence */
     uint64_t changes;               /* positions that go to the host between two waits */
     uint64_t workspace;             /* these and all activations */

@@ -28,6 +28,7 @@ struct gpu {
     uint64_t library_bytes;
     struct plan plans[PLANS_MAX]; /* those used often in front */
     uint32_t plan_count;
+    cudaEvent_t order; /* NULL: not used yet */
 };
 
 struct gpu_event {
@@ -229,6 +230,8 @@ static void close_gpu(struct gpu **gpu)
         cudaFree(g->workspace);
     if (g->handle)
         cublasLtDestroy(g->handle);
+    if (g->order)
+        cudaEventDestroy(g->order);
     mem_free(gpu);
 }
 
@@ -442,6 +445,20 @@ static void event_free(struct gpu_event **event)
     mem_free(event);
 }
 
+/* One event serves all: a wait is for what it was recorded behind when the wait was queued. */
+static int stream_follow(struct gpu *g, struct CUstream_st *stream, struct CUstream_st *after)
+{
+    use(g);
+    cudaError_t status = cudaSuccess;
+    if (!g->order)
+        status = cudaEventCreateWithFlags(&g->order, cudaEventDisableTiming);
+    if (status == cudaSuccess)
+        status = cudaEventRecord(g->order, after);
+    if (status == cudaSuccess)
+        status = cudaStreamWaitEvent(stream, g->order, 0);
+    return gpu_status(status);
+}
+
 static int event_record(struct gpu_event *event, struct CUstream_st *stream)
 {
     return gpu_status(cudaEventRecord(event->event, stream));
@@ -565,6 +582,7 @@ static const struct gpu_api api = {
     .ipc_close = ipc_close,
     .stream_create = stream_create,
     .stream_free = stream_free,
+    .stream_follow = stream_follow,
     .stream_sync = stream_sync,
     .stream_done = stream_done,
     .copy = copy,

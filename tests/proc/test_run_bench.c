@@ -240,6 +240,17 @@ static void test_gpu(void **state)
     runcase_no_remains();
 }
 
+/* The row of `depth` in the second table has so many bars. */
+static void expect_bars(const char *text, const char *row, unsigned bars)
+{
+    const char *line = strstr(text, row);
+    unsigned found = 0;
+    assert_non_null(line);
+    for (line++; *line && *line != '\n'; line++)
+        found += *line == '|';
+    assert_int_equal(found, bars);
+}
+
 static void test_table(void **state)
 {
     (void)state;
@@ -254,12 +265,13 @@ static void test_table(void **state)
     assert_non_null(strstr(p.out.text, "\n| decode 4 | 128 | 1 | "));
     assert_non_null(
         strstr(p.out.text, "| depth | step ms | floor ms | x floor | wait | attention | matmul |"));
-    const char *line = strstr(p.out.text, "\n| 128 | ");
-    unsigned cells = 0;
-    assert_non_null(line);
-    for (line++; *line && *line != '\n'; line++)
-        cells += *line == '|';
-    assert_int_equal(cells, 21);
+    assert_non_null(strstr(p.out.text, "| GPU MiB: store |"));
+    expect_bars(p.out.text, "\n| 128 | ", 21);
+    proc_free(&p);
+    run_bench(&p, 0, "", (const char *const[]){"-p", "0", "-n", "4", "-r", "1", NULL});
+    assert_null(strstr(p.out.text, "GPU"));
+    expect_bars(p.out.text, "\n| depth | ", 16);
+    expect_bars(p.out.text, "\n| 0 | ", 16);
     proc_free(&p);
 }
 

@@ -274,7 +274,29 @@ static inline void ask(struct rig *g, uint32_t request, uint32_t seed, uint32_t 
     scheduler_generate(g->scheduler, request, &msg);
 }
 
+/* Two requests of the seeds 1 and 2: `a` meets the fault once `b` has `before` tokens. */
+static inline void ask_with_fault(struct rig *g, uint32_t a, uint32_t b, struct msg_generate generate,
+                                  uint32_t before, enum store_fault fault)
+{
+    ask(g, a, 1, 20, generate);
+    ask(g, b, 2, 20, generate);
+    while (g->results[b].count < before)
+        turn(g);
+    atomic_store(&g->store.fault_sequence, g->index_used[0] == a ? 0 : 1);
+    atomic_store(&g->store.fault, fault);
+}
+
 /* ---- what it must equal ---- */
+
+static inline void check_error(const struct rig *g, uint32_t request, int code, const char *words)
+{
+    const struct msg_done *d = &g->results[request].last;
+    assert_int_equal(g->results[request].done, 1);
+    assert_int_equal(d->reason, FINISH_ERROR);
+    assert_int_equal(d->code, code);
+    if (!strstr(d->text, words))
+        fail_msg("\"%s\" does not name \"%s\"", d->text, words);
+}
 
 struct plain_kv {
     const struct rig *rig;

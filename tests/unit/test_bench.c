@@ -108,6 +108,16 @@ static void test_rows_and_requests(void **state)
     mem_free(&rows);
 }
 
+static void test_sequences_that_never_begin(void **state)
+{
+    (void)state;
+    const uint32_t enough = BENCH_LEAD + BENCH_PATIENCE + 1;
+    assert_int_equal(bench_plan_stuck((const uint32_t[]){enough, enough, 0, 9999}, 4), 3);
+    assert_int_equal(bench_plan_stuck((const uint32_t[]){enough, enough - 1, 0, 9999}, 4), 0);
+    assert_int_equal(bench_plan_stuck((const uint32_t[]){enough, 1, 9999}, 3), 0); /* all have begun */
+    assert_int_equal(bench_plan_stuck((const uint32_t[]){0, 0}, 2), 0);
+}
+
 static void test_context(void **state)
 {
     (void)state;
@@ -296,6 +306,7 @@ int main(void)
         cmocka_unit_test(test_options),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_rows_and_requests),
+        cmocka_unit_test(test_sequences_that_never_begin),
         cmocka_unit_test(test_context),
         cmocka_unit_test(test_tokens),
         cmocka_unit_test(test_distinct),

@@ -87,16 +87,6 @@ static void test_no_room(void **state)
     rig_close(&g);
 }
 
-static void check_error(const struct rig *g, uint32_t request, int code, const char *words)
-{
-    const struct msg_done *d = &g->results[request].last;
-    assert_int_equal(g->results[request].done, 1);
-    assert_int_equal(d->reason, FINISH_ERROR);
-    assert_int_equal(d->code, code);
-    if (!strstr(d->text, words))
-        fail_msg("\"%s\" does not name \"%s\"", d->text, words);
-}
-
 static void test_context_edges(void **state)
 {
     (void)state;
@@ -237,12 +227,7 @@ static void test_faults(void **state)
         uint32_t a = 2 * i + 1, b = 2 * i + 2;
         atomic_store(&g.store.fault, STORE_SOUND);
         store_offload(&g.store, cases[i].offloaded ? 0 : g.layout.layers);
-        ask(&g, a, 1, 20, plain(30, 0, SELECTION_CURRENT));
-        ask(&g, b, 2, 20, plain(30, 0, SELECTION_CURRENT));
-        while (g.results[b].count < 2)
-            turn(&g);
-        atomic_store(&g.store.fault_sequence, g.index_used[0] == a ? 0 : 1);
-        atomic_store(&g.store.fault, cases[i].fault);
+        ask_with_fault(&g, a, b, plain(30, 0, SELECTION_CURRENT), 2, cases[i].fault);
         while (!g.results[a].done)
             turn(&g);
         atomic_store(&g.store.fault, STORE_SOUND);

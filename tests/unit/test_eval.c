@@ -420,6 +420,38 @@ static void test_options(void **state)
     assert_int_equal(PARSE("--help"), 1);
 }
 
+static void test_variants(void **state)
+{
+    (void)state;
+    struct eval_options o;
+    struct err err;
+    assert_int_equal(PARSE("-m", "x", "-f", "a", "-b", "512,1024", "--sinks", "8", "--variant",
+                           "budget=300,pool=max", "head=h.s,selection=mixed,window=16,top-p=0.5",
+                           "min-mass=0.9"),
+                     0);
+    assert_int_equal(o.variant_texts.count, 3);
+    const struct variant *v = o.variants;
+    assert_int_equal(v[0].choice.budget, 300);
+    assert_int_equal(v[0].choice.sinks, 8);
+    assert_int_equal(v[0].pool, 1);
+    assert_string_equal(v[0].head, "");
+    assert_int_equal(v[1].choice.budget, 512); /* as the first budget */
+    assert_int_equal(v[1].choice.window, 16);
+    assert_int_equal(v[1].selection, SELECTION_MIXED);
+    assert_string_equal(v[1].head, "h.s");
+    assert_true(v[1].choice.top_p == 0.5f && v[1].choice.max_budget == 0);
+    assert_int_equal(sets_longest(&v[1].choice), 512);
+    assert_int_equal(sets_longest(&v[2].choice), 1024); /* lists that grow: to two budgets */
+    static const char *const wrong[] = {
+        "budget", "budget=x", "pool=none", "selection=", "window=600", "min-mass=2",
+        "head",   "",         "budget=72", "color=red",  "top-p=-0.1", "budget=100,"};
+    for (uint32_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        assert_int_equal(PARSE("-m", "x", "-f", "a", "-b", "512", "--sinks", "8", "--variant", wrong[i]),
+                         -EINVAL);
+        assert_non_null(strstr(err.text, "--variant"));
+    }
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
@@ -434,6 +466,7 @@ int main(void)
         cmocka_unit_test(test_lists_score_by_their_order),
         cmocka_unit_test(test_distinct_ngrams),
         cmocka_unit_test(test_options),
+        cmocka_unit_test(test_variants),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

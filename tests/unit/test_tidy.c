@@ -304,13 +304,19 @@ static const char *function_at(const char *text, const char *brace, size_t *ret_
     return at;
 }
 
-/* Whether a file behind `first`, in the same folder, has a function of that name too. */
+/* Of a library or a daemon. Tests, benches and tools have a main each. */
+static bool is_ours(const struct file *file)
+{
+    size_t n = strlen(file->path);
+    return !is_header(file) && !in_folder(file, "tests") && !in_folder(file, "bench") &&
+           !in_folder(file, "tools") && (n < 7 || strcmp(file->path + n - 7, "/main.c"));
+}
+
+/* Whether a file behind `first` has a function of that name too. */
 static bool defined_again(int first, const char *name, size_t bytes)
 {
-    size_t folder = (size_t)(strrchr(files[first].path, '/') - files[first].path) + 1;
     for (int i = first + 1; i < file_count; i++) {
-        if (is_header(&files[i]) || strncmp(files[i].path, files[first].path, folder) ||
-            strchr(files[i].path + folder, '/'))
+        if (!is_ours(&files[i]))
             continue;
         for (const char *at = files[i].text; (at = strstr(at, "\n{\n")); at++) {
             size_t n;
@@ -324,13 +330,13 @@ static bool defined_again(int first, const char *name, size_t bytes)
     return false;
 }
 
-/* A linker takes the first of two from an archive and says nothing. */
+/* A linker takes the first of two from archives and says nothing: tests link all daemons. */
 static void test_functions_are_defined_once(void **state)
 {
     (void)state;
     int bad = 0, found = 0;
     for (int i = 0; i < file_count; i++) {
-        if (is_header(&files[i]) || in_folder(&files[i], "tests") || in_folder(&files[i], "bench"))
+        if (!is_ours(&files[i]))
             continue;
         for (const char *at = files[i].text; (at = strstr(at, "\n{\n")); at++) {
             size_t n;
