@@ -18,9 +18,10 @@
 #include "decoder/step_gpu.h"
 #include "link/flag.h"
 
-#define STEPPER_SPIN_NS     (20 * INT64_C(1000))  /* about what a futex wake costs */
+#define STEPPER_SPIN_NS     (20 * INT64_C(1000)) /* about what a futex wake costs */
+#define STEPPER_LOOK_NS     (250 * CLOCK_MS)
 #define STEPPER_SPIN_GPU_NS (200 * INT64_C(1000)) /* nothing else wants this thread's core then */
-#define STEPPER_LOOK_NS     (50 * INT64_C(1000))  /* between two looks at where the stream is */
+#define STEPPER_PEEK_NS     (50 * INT64_C(1000))  /* between two looks at where the stream is */
 
 struct stepper {
     struct stepper_attachment at;
@@ -34,6 +35,7 @@ struct stepper {
     uint32_t used_version; /* resident set of the tables read last; 0, before the first, is all layers */
     uint32_t runs, run;    /* run that the pass is in, `runs` before the first layer */
     uint32_t offloaded;    /* layers, in the step run last */
+    unsigned losses;       /* of the retriever that this thread has heard of */
     struct stepper_times times;
 };
 
@@ -109,6 +111,11 @@ uint32_t stepper_dense_limit(const struct stepper *s, int sure)
     return staging && limited ? staging : UINT32_MAX;
 }
 
+void stepper_retriever_lost(struct stepper *s)
+{
+    s->losses++;
+}
+
 void stepper_post(struct stepper *s, const struct stepper_spec *spec)
 {
     struct step_record *r = s->record;
@@ -141,12 +148,33 @@ void stepper_post(struct stepper *s, const struct stepper_spec *spec)
     ++*counter;
 }
 
+static bool is_lost(const struct stepper *s)
+{
+    return s->at.losses && atomic_load_explicit(s->at.losses, memory_order_relaxed) != s->losses;
+}
+
+/* Until the flag, the deadline, or the loss of the retriever: then the sets of a sparse step never come. */
+static int wait_or_lose(struct stepper *s, unsigned flag, int64_t begin)
+{
+    int64_t end = begin + STEPPER_WAIT_S * CLOCK_S, spin = s->gpu ? STEPPER_SPIN_GPU_NS : STEPPER_SPIN_NS;
+    int r = -ETIMEDOUT;
+    for (int64_t now = begin; r == -ETIMEDOUT && now < end; now = clock_now_ns(), spin = 0) {
+        int64_t until = now + STEPPER_LOOK_NS;
+        r = flag_wait(flag_at(s, flag), s->record->step, until < end ? until : end, spin);
+        if (r == -ETIMEDOUT && s->record->kind == STEP_SPARSE && is_lost(s))
+            return -EPIPE;
+    }
+    return r;
+}
+
 /* `what`: what the store did not do, should it not come. */
 static int wait_end(struct stepper *s, int r, const char *what, struct err *err)
 {
     if (r == 0)
         return 0;
     s->times.waits_broken++;
+    if (r == -EPIPE)
+        return err_set(err, r, "retriever is gone, and step %u waits for its selections", s->record->step);
     if (r == -ECANCELED)
         return err_set(err, r, "step %u was broken off while it waited for the kvstore to %s",
                        s->record->step, what);
@@ -156,8 +184,7 @@ static int wait_end(struct stepper *s, int r, const char *what, struct err *err)
 static int wait_flag(struct stepper *s, unsigned flag, const char *what, int64_t *account, struct err *err)
 {
     int64_t begin = clock_now_ns();
-    int r = flag_wait(flag_at(s, flag), s->record->step, begin + STEPPER_WAIT_S * CLOCK_S,
-                      s->gpu ? STEPPER_SPIN_GPU_NS : STEPPER_SPIN_NS);
+    int r = wait_or_lose(s, flag, begin);
     *account += clock_now_ns() - begin;
     return wait_end(s, r, what, err);
 }
@@ -167,15 +194,18 @@ static int wait_beside(struct stepper *s, unsigned flag, const _Atomic uint32_t 
                        struct err *err)
 {
     int64_t begin = clock_now_ns(), now = begin, stands = 0;
-    int r;
-    do {
-        int64_t spin = now - begin < STEPPER_SPIN_GPU_NS ? STEPPER_LOOK_NS : 0;
-        if (!stands && (int32_t)(atomic_load(arrived) - s->record->step) >= 0)
-            stands = now;
-        r = flag_wait(flag_at(s, flag), s->record->step, now + STEPPER_LOOK_NS, spin);
+    int r = -ETIMEDOUT;
+    while (r == -ETIMEDOUT && !stands && now - begin < STEPPER_WAIT_S * CLOCK_S) {
+        int64_t spin = now - begin < STEPPER_SPIN_GPU_NS ? STEPPER_PEEK_NS : 0;
+        stands = (int32_t)(atomic_load(arrived) - s->record->step) >= 0 ? now : 0;
+        r = flag_wait(flag_at(s, flag), s->record->step, now + STEPPER_PEEK_NS, spin);
         now = clock_now_ns();
-    } while (r == -ETIMEDOUT && now - begin < STEPPER_WAIT_S * CLOCK_S);
-    s->times.wait_tables += stands ? now - stands : 0;
+        if (r == -ETIMEDOUT && is_lost(s))
+            r = -EPIPE;
+    }
+    if (r == -ETIMEDOUT && stands)
+        r = wait_or_lose(s, flag, stands);
+    s->times.wait_tables += stands ? clock_now_ns() - stands : 0;
     return wait_end(s, r, what, err);
 }
 
