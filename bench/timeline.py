@@ -4,9 +4,9 @@
     SPECONTEXT_TRACE=FOLDER specontext bench ...      # or run: an empty folder that exists
     bench/timeline.py FOLDER [--first N]
 
-For each event of a sparse step: when it came after the step was posted (the way to its tables), or after the step
-before was consumed - median, 90th and 99th percentile, largest - over all steps that have it, without the first N
-(4) of each row of steps (steps without a pause longer than --gap ms between them). Then the same of the parts.
+For each event of a sparse step: when it came after the step was posted - median, 90th and 99th percentile, largest -
+over all steps that have it, without the first N (4) of each row of steps (steps that follow one another without a
+dense one, and without a pause longer than --gap ms). Then the same of the parts.
 With `previous` a selection is used by the step after.
 """
 import argparse
@@ -60,14 +60,14 @@ def main():
     parser.add_argument("folder")
     parser.add_argument("--first", type=int, default=4)
     parser.add_argument("--gap", type=float, default=200)
-    parser.add_argument("--list", type=int, default=0, help="print so many steps of the first row, event by event")
+    parser.add_argument("--list", type=int, default=0, help="print so many steps of the last row, event by event")
+    parser.add_argument("--worst", type=int, default=0, help="and so many of those that waited longest")
     args = parser.parse_args()
     paths = sorted(glob.glob(os.path.join(args.folder, "*.trace")))
     if not paths:
         sys.exit(f"{args.folder}: no *.trace")
     steps = steps_of([s for path in paths for s in read(path)])
-    sparse = [n for n in sorted(steps) if "posted" in steps[n] and "released_late" in steps[n] and
-              "begun" in steps[n] and "seen" in steps[n]]
+    sparse = [n for n in sorted(steps) if all(e in steps[n] for e in ("posted", "released_late", "tables_late"))]
     rows, last = [], None
     for n in sparse:
         if last is None or n != last + 1 or steps[n]["posted"] - steps[last]["posted"] > args.gap * 1e6:
@@ -90,7 +90,10 @@ def main():
     ns = [steps[n]["posted"] - steps[n - 1]["posted"] for row in rows for n in row[args.first:] if n - 1 in steps]
     if ns:
         print(line("step", ns))
-    for n in [n for row in rows[:1] for n in row][:args.list]:
+    def waited(n):
+        return steps[n]["released_late"] - steps[n].get("launched", steps[n]["posted"])
+
+    for n in [n for row in rows[-1:] for n in row][:args.list] + sorted(used, key=waited)[-args.worst:]:
         at = sorted((ns - steps[n]["posted"], event) for event, ns in steps[n].items())
         print(f"step {n}: " + " ".join(f"{event} {ns / 1000:.0f}" for ns, event in at))
 

@@ -545,6 +545,12 @@ const float *pass_gpu_logits(const struct pass_gpu *f)
     return f->logits.at;
 }
 
+const float *pass_gpu_queries(const struct pass_gpu *f, uint64_t *ret_stride)
+{
+    *ret_stride = f->qkv_dim;
+    return f->qkv.at;
+}
+
 const struct model_config *pass_gpu_config(const struct pass_gpu *f)
 {
     return f->config;

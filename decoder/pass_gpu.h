@@ -87,6 +87,9 @@ int pass_gpu_sample(struct pass_gpu *f, uint32_t rows, const struct pass_gpu_sam
                     struct err *err);
 
 const float *pass_gpu_logits(const struct pass_gpu *f); /* device, [logits][vocab] of the last batch */
+/* Device, [tokens][stride], the first [q_heads][head_dim] of each: normed and rotated queries of the layer in
+ * work. For a source's layer_done, whose copies are queued before the next layer overwrites them. */
+const float *pass_gpu_queries(const struct pass_gpu *f, uint64_t *ret_stride);
 const struct model_config *pass_gpu_config(const struct pass_gpu *f);
 struct gpu_device *pass_gpu_device(const struct pass_gpu *f);
 const struct pass_gpu_options *pass_gpu_options(const struct pass_gpu *f);

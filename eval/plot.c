@@ -235,7 +235,8 @@ int report_plot(const struct report *r, const char *path, struct err *err)
     uint32_t budgets = r->options->budgets.count, last = r->rows[r->row_count - 1].context, first = 0;
     while (r->rows[first].context != last)
         first++;
-    struct last l = {r->rows + first, (r->row_count - first) / budgets, budgets};
+    struct last l = {r->rows + first, (r->row_count - first - r->options->variant_texts.count) / budgets,
+                     budgets};
     char *made = name_beside(path);
     int code = 0;
     FILE *to = fopen(made, "we");

@@ -62,6 +62,8 @@ struct step {
     uint32_t runs_raised;  /* ROWS_READY of runs [0, runs_raised) has been raised */
     uint32_t runs_written; /* dense: staged rows of runs below are back in the arena */
     bool phase_out[2];
+    int64_t seen_ns, ended_ns;           /* when one began last, and ended */
+    bool reached;                        /* planner_reach did its part in this one */
     uint32_t staged_at[LIMIT_SEQUENCES]; /* first staging page of each part */
     struct step_record record;           /* private copy */
 };
@@ -92,8 +94,8 @@ struct commit { /* rows that are on their way into the arena (GPU) */
 struct planner_totals { /* since the start */
     uint64_t steps_dense, steps_sparse, steps_record, sets, sets_refused, opened, refused, closed;
     uint64_t offloads, returns, blocks_evicted, reused_tokens, prompt_tokens, waits_broken;
-    struct kv_counters counters; /* of closed sequences */
-    int64_t plan_ns, gather_ns;
+    struct kv_counters counters;         /* of closed sequences */
+    int64_t plan_ns, gather_ns, move_ns; /* move: of layers out of the device's memory, or back */
 };
 
 struct planner {
@@ -112,6 +114,7 @@ struct planner {
     struct segment control;
     struct control_header *flags; /* of the control segment: for its flags alone */
     struct tables tables;
+    int32_t *merge_scratch; /* [thread][SELECTION_SCRATCH(list_max)] */
     struct sequence_params params;
     struct residency residency;
     struct step step;
@@ -153,6 +156,12 @@ void planner_topk(struct planner *planner, const struct msg *msg);
  * memory): call planner_idle then, between events. */
 void planner_advance(struct planner *planner);
 bool planner_idle(struct planner *planner, int64_t now_ns);
+
+/* While the decoder computes a step: makes one more stretch of the arena that open sequences will soon need
+ * ready for the GPU. Returns when to call it again: 0 at once, else a time; INT64_MAX: nothing is left to do.
+ * It takes some milliseconds, so in a sparse step it is done once, when everything for the step has been done
+ * and its end is not near; planner_idle does no such thing between steps. */
+int64_t planner_reach(struct planner *planner, int64_t now_ns);
 
 /* The flag that the step in flight waits for and that rings no doorbell; NULL when it waits for none. */
 struct control_flag *planner_waits_for(struct planner *planner, uint32_t *ret_step);

@@ -1,6 +1,7 @@
 /* Selections as they arrive: whose they are, when they may be used, and the rows that they ask for. Owner:
  * the planner thread; merges run on its pool, one sequence a body. */
 #include <errno.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -47,7 +48,14 @@ static void gather_all(struct planner *p, struct sequence *s)
 struct arrival { /* one entry of a TOPK */
     struct sequence *sequence;
     struct elastic_set set;
-    int result;
+    int result;                          /* 1: not looked at yet */
+    const uint32_t *group[LIMIT_GROUPS]; /* where positions of a group begin */
+    atomic_bool wrong;                   /* some list is */
+};
+
+struct merge_work {
+    struct planner *planner;
+    struct arrival *arrivals;
 };
 
 static void refuse(struct planner *p, uint64_t sequence, uint32_t step)
@@ -81,12 +89,27 @@ static void put_aside(const struct planner *p, struct sequence *s, const struct 
     s->pending = pending;
 }
 
+/* A sparse step in flight whose tables need the set before no more: they are made, or are to be made of the
+ * next one. */
+static bool wants_next(const struct step *step)
+{
+    bool late =
+        step->selection == SELECTION_CURRENT || (step->selection == SELECTION_MIXED && step->phase_out[0]);
+    return step->state != STEP_IDLE && step->kind == STEP_SPARSE && (step->phase_out[1] || late);
+}
+
+/* Whether the step in flight reads the sequence's set: without slots only its tables do. */
+static bool is_read(const struct planner *p, const struct sequence *s)
+{
+    return s->in_step && !(wants_next(&p->step) && elastic_has_no_slots(&s->elastic));
+}
+
 /* Whether the next set may replace the one in use: no step reads it, and none that is to come will ask for
  * it. */
-static bool may_commit(const struct sequence *s)
+static bool may_commit(const struct planner *p, const struct sequence *s)
 {
     const struct elastic *e = &s->elastic;
-    return !s->in_step && e->next_position < s->next && e->next_limit <= s->committed;
+    return !is_read(p, s) && e->next_position < s->next && e->next_limit <= s->committed;
 }
 
 static void receive_pending(struct planner *p, struct sequence *s)
@@ -104,7 +127,7 @@ void planner_settle(struct planner *p, struct sequence *s)
     for (;;) {
         if (e->next == ELASTIC_NONE && s->pending)
             receive_pending(p, s);
-        if (e->next == ELASTIC_NONE || !may_commit(s))
+        if (e->next == ELASTIC_NONE || !may_commit(p, s))
             break;
         elastic_commit(e, &s->counters);
         gather_all(p, s);
@@ -115,12 +138,40 @@ void planner_settle(struct planner *p, struct sequence *s)
     }
 }
 
-static void receive_one(void *arg, int index, int thread)
+/* One list of one entry. */
+static void merge_one(void *arg, int index, int thread)
 {
-    (void)thread;
-    struct arrival *a = (struct arrival *)arg + index;
-    if (a->sequence && a->sequence->elastic.next == ELASTIC_NONE && !a->sequence->pending)
-        a->result = elastic_receive(&a->sequence->elastic, &a->set);
+    const struct merge_work *work = arg;
+    struct planner *p = work->planner;
+    uint32_t heads = p->layout.selection_heads, lists = p->layout.groups * heads;
+    uint32_t list = (uint32_t)index % lists;
+    struct arrival *a = &work->arrivals[(uint32_t)index / lists];
+    if (a->result != 0)
+        return;
+    const uint32_t *positions = a->group[list / heads];
+    for (uint32_t l = list / heads * heads; l < list; l++)
+        positions += (uint64_t)a->set.counts[2ull * l] + a->set.counts[2ull * l + 1];
+    int32_t *scratch =
+        p->merge_scratch + (size_t)thread * SELECTION_SCRATCH((size_t)p->tables.header.list_max);
+    if (!elastic_merge(&a->sequence->elastic, &a->set, list, positions, scratch))
+        atomic_store(&a->wrong, true);
+}
+
+/* Sets of sequences that have no other one waiting are checked and merged. */
+static void receive(struct planner *p, struct arrival *arrivals, uint32_t count)
+{
+    struct merge_work work = {p, arrivals};
+    for (uint32_t i = 0; i < count; i++) {
+        struct arrival *a = &arrivals[i];
+        if (a->sequence && a->sequence->elastic.next == ELASTIC_NONE && !a->sequence->pending)
+            a->result = elastic_check(&a->sequence->elastic, &a->set);
+    }
+    pool_run(p->pool, (int)(count * p->layout.groups * p->layout.selection_heads), merge_one, &work);
+    for (uint32_t i = 0; i < count; i++)
+        if (arrivals[i].result == 0 && arrivals[i].wrong)
+            arrivals[i].result = -EINVAL;
+        else if (arrivals[i].result == 0)
+            elastic_received(&arrivals[i].sequence->elastic, &arrivals[i].set);
 }
 
 /* The sequence that an entry names, if its sender may speak of it. */
@@ -155,8 +206,11 @@ static void split(struct planner *p, const struct msg *msg, struct arrival *arri
         for (uint32_t j = 0; j < i; j++)
             if (arrivals[j].sequence == a->sequence)
                 a->sequence = NULL;
-        positions += set_positions(p, &a->set);
-        counts += 2ull * lists;
+        for (uint32_t l = 0; l < lists; l++, counts += 2) {
+            if (l % p->layout.selection_heads == 0)
+                a->group[l / p->layout.selection_heads] = positions;
+            positions += (uint64_t)counts[0] + counts[1];
+        }
     }
 }
 
@@ -178,6 +232,36 @@ static bool step_ahead(const struct planner *p, const struct sequence *s, uint32
     return true;
 }
 
+/* The same for a step in flight that waits for sets made from its own tokens, and has this one's. Only
+ * without slots: those move when the set is put to use. */
+static bool step_waits(const struct planner *p, const struct sequence *s, uint32_t *ret_step,
+                       uint32_t *ret_position)
+{
+    const struct step *step = &p->step;
+    const struct elastic *e = &s->elastic;
+    if (!s->in_step || step->state != STEP_SETS || step->phase_out[1] || !wants_next(step) ||
+        !elastic_has_no_slots(e) || e->next != ELASTIC_NONE || !e->has || e->position + 1 != s->next)
+        return false;
+    *ret_step = step->step;
+    *ret_position = e->position;
+    return true;
+}
+
+/* The step after one under `mixed`, whose early layers use what the late ones use now. Only without slots. */
+static bool early_ahead(const struct planner *p, const struct sequence *s, uint32_t *ret_step,
+                        uint32_t *ret_position)
+{
+    const struct step *step = &p->step;
+    const struct elastic *e = &s->elastic;
+    if (step->state == STEP_IDLE || step->kind != STEP_SPARSE || step->selection != SELECTION_MIXED ||
+        s->failed || s->closing || !elastic_has_no_slots(e) || e->next != ELASTIC_NONE || !e->has ||
+        e->position + 1 != s->next || s->next >= s->capacity)
+        return false;
+    *ret_step = step->step + 1;
+    *ret_position = s->next;
+    return true;
+}
+
 struct draft_work {
     struct planner *planner;
     struct arrival *arrivals;
@@ -187,10 +271,13 @@ static void draft_one(void *arg, int index, int thread)
 {
     (void)thread;
     const struct draft_work *work = arg;
+    struct planner *p = work->planner;
     struct sequence *s = work->arrivals[index].sequence;
     uint32_t step, position;
-    if (s && step_ahead(work->planner, s, &step, &position))
-        tables_draft(&work->planner->tables, step, s, position);
+    if (s && (step_ahead(p, s, &step, &position) || step_waits(p, s, &step, &position)))
+        tables_draft(&p->tables, step, 1, s, position);
+    if (s && early_ahead(p, s, &step, &position))
+        tables_draft(&p->tables, step, 0, s, position);
 }
 
 void planner_topk(struct planner *p, const struct msg *msg)
@@ -207,7 +294,7 @@ void planner_topk(struct planner *p, const struct msg *msg)
     struct arrival arrivals[LIMIT_SEQUENCES];
     split(p, msg, arrivals);
     int64_t from = clock_now_ns();
-    pool_run(p->pool, (int)t->entry_count, receive_one, arrivals);
+    receive(p, arrivals, t->entry_count);
     trace(TRACE_CHECKED, (uint32_t)msg->id);
     p->totals.plan_ns += clock_now_ns() - from;
     for (uint32_t i = 0; i < t->entry_count; i++) {

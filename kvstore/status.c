@@ -95,6 +95,7 @@ static void put_totals(json_t *root, const struct planner_totals *t)
     figures_count(o, "reused_tokens", t->reused_tokens);
     figures_count(o, "plan_us", (uint64_t)(t->plan_ns / 1000));
     figures_count(o, "gather_us", (uint64_t)(t->gather_ns / 1000));
+    figures_count(o, "move_us", (uint64_t)(t->move_ns / 1000));
     figures_count(o, "waits_broken", t->waits_broken);
 }
 

@@ -94,6 +94,7 @@ static void step_end(struct planner *p)
         if (step->part[i].sequence)
             step->part[i].sequence->in_step = false;
     step->state = STEP_IDLE;
+    step->ended_ns = clock_now_ns();
     step->step++;
 }
 
@@ -337,12 +338,26 @@ static void count_sparse(struct planner *p)
     }
 }
 
+static bool all_drafted(const struct step *step, uint32_t phase)
+{
+    for (uint32_t i = 0; i < step->parts; i++) {
+        const struct step_part *part = &step->part[i];
+        if (part->sequence && !tables_are_drafted(part->sequence, step->step, phase, part->position))
+            return false;
+    }
+    return true;
+}
+
 static void phase_publish(struct planner *p, uint32_t phase)
 {
     struct step *step = &p->step;
     struct phase_work work = {p, phase};
     int64_t from = clock_now_ns();
-    pool_run(p->pool, (int)step->parts, prepare_part, &work);
+    if (all_drafted(step, phase)) /* then each takes less time than a thread to wake up */
+        for (uint32_t i = 0; i < step->parts; i++)
+            prepare_part(&work, (int)i, 0);
+    else
+        pool_run(p->pool, (int)step->parts, prepare_part, &work);
     step->phase_out[phase] = true;
     flag_raise(planner_flag(p, phase ? FLAG_TABLES_LATE : FLAG_TABLES_EARLY), step->step);
     trace(phase ? TRACE_TABLES_LATE : TRACE_TABLES_EARLY, step->step);
@@ -425,6 +440,8 @@ static bool begin(struct planner *p)
     if (!flag_reached(planner_flag(p, FLAG_STEP_POSTED), step->step))
         return false;
     trace(TRACE_SEEN, step->step);
+    step->seen_ns = clock_now_ns();
+    step->reached = false;
     struct step_record *r = &step->record;
     const struct step_record *shared =
         (const struct step_record *)((const uint8_t *)p->flags + p->tables.header.steps_at) +

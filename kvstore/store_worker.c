@@ -22,7 +22,8 @@
 #include "link/flag.h"
 
 enum { QUEUE = 4096, HOUSEKEEPING_MS = 1000, CALL_S = 120 };
-#define RUN_SLICE_NS (20 * CLOCK_MS) /* how long a wait for RUN_CONSUMED may keep commands waiting */
+#define RUN_SLICE_NS (20 * CLOCK_MS)       /* how long a wait for RUN_CONSUMED may keep commands waiting */
+#define NEAR_NS      (300 * INT64_C(1000)) /* behind a sparse step, how long the next is looked for */
 
 struct call {                       /* what the loop thread waits for */
     const struct kv_layout *layout; /* NULL: get rid of the planner */
@@ -407,17 +408,31 @@ static void snapshot(struct store_worker *w)
     pthread_mutex_unlock(&w->mutex);
 }
 
+/* On a GPU the next step follows at the heels of one that is consumed: to be woken would take longer than all
+ * that is left to do for its tables. */
+static bool step_is_near(const struct store_worker *w)
+{
+    const struct step *step = w->planner ? &w->planner->step : NULL;
+    return w->gpu && step && step->state == STEP_IDLE && step->kind == STEP_SPARSE &&
+           clock_now_ns() - step->ended_ns < NEAR_NS;
+}
+
 static void sleep_until_news(struct store_worker *w, int timeout_ms)
 {
     uint32_t step;
     struct control_flag *flag = w->planner ? planner_waits_for(w->planner, &step) : NULL;
-    if (flag) { /* the decoder raises it without a bell */
+    if (flag && timeout_ms > 0) { /* the decoder raises it without a bell */
         flag_wait(flag, step, clock_now_ns() + RUN_SLICE_NS, 0);
         return;
     }
     struct pollfd wait[2] = {{.fd = mailbox_fd(w->commands), .events = POLLIN},
                              {.fd = w->store_bell, .events = POLLIN}};
-    int r = poll(wait, w->store_bell >= 0 ? 2 : 1, timeout_ms);
+    nfds_t count = w->store_bell >= 0 ? 2 : 1;
+    int r = 0;
+    while (r == 0 && step_is_near(w))
+        r = poll(wait, count, 0);
+    if (r == 0)
+        r = poll(wait, count, timeout_ms);
     CHECK(r >= 0 || errno == EINTR);
 }
 
@@ -445,7 +460,10 @@ static int work(struct store_worker *w)
     snapshot(w);
     /* Filling pages that come back touches nothing that a step in flight reads. */
     bool more = !w->failed && p->step.state != STEP_STAGED && planner_idle(p, clock_now_ns());
-    if (planner_busy(p))
+    int64_t again = w->failed ? INT64_MAX : planner_reach(p, clock_now_ns());
+    if (again == 0)
+        return 0;
+    if (planner_busy(p) || again != INT64_MAX)
         return 1;
     return more ? 0 : HOUSEKEEPING_MS;
 }

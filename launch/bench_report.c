@@ -262,6 +262,7 @@ static void put_steps(json_t *o, const struct bench_row *row)
     }
     json_object_set_new(o, "steps_ms", repeats);
     json_object_set_new(o, "moves", moves);
+    json_object_set_new(o, "move_ms", number(row->parts.move_ms));
 }
 
 /* How its steps spent their time. */

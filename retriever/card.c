@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -17,7 +18,7 @@
 #include "retriever/card_private.h"
 #include "retriever/mix.h"
 
-enum { KEY_BYTES = sizeof(uint16_t), UPLOAD_ROWS = 512 };
+enum { KEY_BYTES = sizeof(uint16_t), UPLOAD_ROWS = 512, LANDED_BYTES = 64 };
 
 _Static_assert(CUDA_KEYS_CHUNK == 512, "memory_gpu_retriever counts parts of this size");
 _Static_assert(MEMORY_GPU_TAPS == HEAD_TAPS_MAX, "memory_gpu_retriever counts lists of this reach");
@@ -138,10 +139,12 @@ static int take_memory(struct card *c, const struct head_group *groups, struct e
     c->angles = take(c, 4 * CARD_TILE * h->rope.dims, &b->workspace, &rc, err);
     c->q = take(c, 4 * h->groups * LIMIT_SEQUENCES * q_row, &b->workspace, &rc, err);
     c->work = take(c, c->sizes.scores, &b->workspace, &rc, err);
-    c->weights = take(c, c->sizes.pooled, &b->workspace, &rc, err);
-    c->ignored = take(c, c->sizes.pooled, &b->workspace, &rc, err);
-    c->index = take(c, c->sizes.index, &b->workspace, &rc, err);
-    c->counts = take(c, 4 * lists, &b->workspace, &rc, err);
+    for (int lane = 0; lane < 2; lane++) {
+        c->weights[lane] = take(c, c->sizes.pooled, &b->workspace, &rc, err);
+        c->index[lane] = take(c, c->sizes.index, &b->workspace, &rc, err);
+        c->counts[lane] = take(c, 4 * lists, &b->workspace, &rc, err);
+    }
+    c->ignored = (uint32_t *)c->weights[1];
     c->masses = take(c, card_results_bytes(c), &b->workspace, &rc, err);
     c->sets = take(c, c->sizes.sets, &b->workspace, &rc, err);
     c->changes = take(c, c->sizes.changes, &b->workspace, &rc, err);
@@ -155,7 +158,11 @@ static int take_memory(struct card *c, const struct head_group *groups, struct e
     c->host_weights = take_pinned(c, c->sizes.pooled, &rc, err);
     c->host_changes = take_mapped(c, c->sizes.changes, &c->host_changes_device, &rc, err);
     c->host_sets = take_pinned(c, c->sizes.sets / c->sequences, &rc, err);
-    c->host_masses = take_pinned(c, card_results_bytes(c), &rc, err);
+    for (int i = 0; i < 2; i++)
+        c->host_masses[i] = take_pinned(c, card_results_bytes(c), &rc, err);
+    c->landed = take_mapped(c, LANDED_BYTES, &c->landed_device, &rc, err);
+    if (rc == 0)
+        atomic_store(c->landed, 0);
     return rc;
 }
 
@@ -280,6 +287,16 @@ static struct memory_gpu_head sizes_of(const struct card *c, const struct head_g
     return ret;
 }
 
+/* What follows on scores goes first: it is short, and the scores' many blocks would fill the card before. */
+static int make_streams(struct card *c, struct err *err)
+{
+    struct CUstream_st **const all[] = {&c->stream, &c->lane[0], &c->lane[1], &c->out};
+    int rc = 0;
+    for (size_t i = 0; i < sizeof all / sizeof *all && rc == 0; i++)
+        rc = c->api->stream_create(c->gpu, i == 0 ? GPU_PRIORITY_NORMAL : GPU_PRIORITY_HIGH, all[i], err);
+    return rc;
+}
+
 int card_create(const struct card_options *o, struct card **ret_card, struct err *err)
 {
     const struct gpu_api *api = NULL;
@@ -307,7 +324,7 @@ int card_create(const struct card_options *o, struct card **ret_card, struct err
     if (rc == 0)
         rc = api->open(o->device, &c->gpu, err);
     if (rc == 0)
-        rc = api->stream_create(c->gpu, GPU_PRIORITY_NORMAL, &c->stream, err);
+        rc = make_streams(c, err);
     if (rc == 0)
         rc = take_memory(c, head_groups(o->head), err);
     if (rc == 0)
@@ -324,8 +341,13 @@ void card_free(struct card **card)
     struct card *c = *card;
     if (!c)
         return;
-    if (c->stream)
-        c->api->stream_free(c->gpu, &c->stream);
+    for (int i = 0; i < CARD_GRAPHS; i++)
+        if (c->graphs[i].graph)
+            c->api->graph_free(&c->graphs[i].graph);
+    struct CUstream_st **const streams[] = {&c->stream, &c->lane[0], &c->lane[1], &c->out};
+    for (size_t i = 0; i < sizeof streams / sizeof *streams; i++)
+        if (*streams[i])
+            c->api->stream_free(c->gpu, streams[i]);
     for (int i = 0; i < c->owned_count; i++)
         c->api->free(c->gpu, c->owned[i]);
     for (int i = 0; i < c->pinned_count; i++)
@@ -341,6 +363,11 @@ void card_free(struct card **card)
 const struct model_rope *card_rope(const struct card *c)
 {
     return &c->rotation.rope;
+}
+
+uint64_t card_graph_steps(const struct card *c)
+{
+    return c->graph_steps;
 }
 
 const struct gpu_info *card_info(const struct card *c)
@@ -458,53 +485,67 @@ struct cuda_key_view card_keys(const struct card *c, uint32_t group)
                                   .type = DTYPE_F16};
 }
 
+/* Keys of what mix() made, into the cache. */
+static void make_keys(struct card *c, uint32_t group, const uint32_t *places, const struct batch *b)
+{
+    const struct head_config *h = c->config;
+    struct cuda_keys_append a = {.keys = card_keys(c, group),
+                                 .k = c->k,
+                                 .stride = (uint64_t)h->kv_heads * h->head_dim,
+                                 .rows = places,
+                                 .positions = b->positions,
+                                 .row_count = c->sequences,
+                                 .n = b->n,
+                                 .kv_heads = h->kv_heads,
+                                 .head_dim = h->head_dim};
+    multiply(c, c->k, c->group[group].k, h->kv_heads * h->head_dim, b->n);
+    norm_heads(c, c->k, c->group[group].k_norm, h->kv_heads, b->n);
+    rotate(c, c->k, h->kv_heads, b->n);
+    card_must(c, c->api->keys_append(&a, c->stream), "keys");
+}
+
+/* Queries of what mix() made. */
+static void make_group_queries(struct card *c, uint32_t group, const struct batch *b)
+{
+    const struct head_config *h = c->config;
+    float *q = c->q + (uint64_t)group * LIMIT_SEQUENCES * h->q_heads * h->head_dim;
+    multiply(c, q, c->group[group].q, h->q_heads * h->head_dim, b->n);
+    norm_heads(c, q, c->group[group].q_norm, h->q_heads, b->n);
+    rotate(c, q, h->q_heads, b->n);
+}
+
 /* Keys of tokens [first, first + n) of the step. */
 static void append_tile(struct card *c, uint32_t first, uint32_t n)
 {
-    const struct head_config *h = c->config;
     const struct batch b = {.ids = c->tokens->id,
                             .at = c->tokens->at + first,
                             .positions = c->tokens->position + first,
                             .id_count = sizeof c->tokens->id / sizeof *c->tokens->id,
                             .n = n};
     make_angles(c, &b);
-    for (uint32_t g = 0; g < h->groups; g++) {
-        struct cuda_keys_append a = {.keys = card_keys(c, g),
-                                     .k = c->k,
-                                     .stride = (uint64_t)h->kv_heads * h->head_dim,
-                                     .rows = c->tokens->place + first,
-                                     .positions = b.positions,
-                                     .row_count = c->sequences,
-                                     .n = n,
-                                     .kv_heads = h->kv_heads,
-                                     .head_dim = h->head_dim};
+    for (uint32_t g = 0; g < c->config->groups; g++) {
         mix(c, g, &b);
-        multiply(c, c->k, c->group[g].k, h->kv_heads * h->head_dim, n);
-        norm_heads(c, c->k, c->group[g].k_norm, h->kv_heads, n);
-        rotate(c, c->k, h->kv_heads, n);
-        card_must(c, c->api->keys_append(&a, c->stream), "keys");
+        make_keys(c, g, c->tokens->place + first, &b);
     }
 }
 
-static void make_queries(struct card *c)
+/* `keys`: also those of the same tokens, which nothing else made. */
+static void make_queries(struct card *c, bool keys)
 {
-    const struct head_config *h = c->config;
-    uint32_t n = c->query_count;
     const struct batch b = {.ids = c->queries->id,
                             .at = c->queries->at,
                             .positions = c->queries->position,
                             .id_count = sizeof c->queries->id / sizeof *c->queries->id,
-                            .n = n};
-    if (!n)
+                            .n = c->query_count};
+    if (!c->query_count)
         return;
     card_must(c, c->api->copy(c->queries, c->host_queries, sizeof *c->queries, c->stream), "copy");
     make_angles(c, &b);
-    for (uint32_t g = 0; g < h->groups; g++) {
-        float *q = c->q + (uint64_t)g * LIMIT_SEQUENCES * h->q_heads * h->head_dim;
+    for (uint32_t g = 0; g < c->config->groups; g++) {
         mix(c, g, &b);
-        multiply(c, q, c->group[g].q, h->q_heads * h->head_dim, n);
-        norm_heads(c, q, c->group[g].q_norm, h->q_heads, n);
-        rotate(c, q, h->q_heads, n);
+        if (keys)
+            make_keys(c, g, c->queries->place, &b);
+        make_group_queries(c, g, &b);
     }
 }
 
@@ -573,7 +614,27 @@ void card_project(struct card *c, const struct projection_part *parts, uint32_t 
             put_query(c, &parts[p]);
         keys_advance(parts[p].keys, parts[p].tokens, parts[p].count);
     }
+    /* A decode step may be a graph, with all that card_rank does. */
+    c->waiting = n == part_count && c->query_count == part_count;
+    if (c->waiting)
+        return;
     /* With queries card_rank waits. */
     append_waiting(c, n, !c->query_count);
-    make_queries(c);
+    make_queries(c, false);
+}
+
+void card_queue_waiting(struct card *c)
+{
+    if (c->waiting)
+        make_queries(c, true);
+}
+
+void card_prepare_products(struct card *c, uint32_t n)
+{
+    const struct head_config *h = c->config;
+    struct cuda_matmul_shape shape = {.cols = c->inputs, .n = padded(n), .out_type = DTYPE_F32};
+    shape.rows = h->q_heads * h->head_dim;
+    card_must(c, c->api->matmul_prepare(c->gpu, &shape, NULL), "projection");
+    shape.rows = h->kv_heads * h->head_dim;
+    card_must(c, c->api->matmul_prepare(c->gpu, &shape, NULL), "projection");
 }

@@ -21,8 +21,8 @@
 #include "link/runtime.h"
 
 enum {
-    PENDING = 128,         /* answers that wait for the store */
-    PART_BYTES = 16 << 20, /* of one TOPK, beyond which entries go into a further one */
+    PENDING = 128,          /* answers that wait for the store */
+    PART_BYTES = 256 << 10, /* of one TOPK: while one is on its way the store works on the one before */
 };
 
 struct endpoint {
@@ -323,12 +323,14 @@ static void put_identity(json_t *o, const struct endpoint_identity *id)
     figures_count(o, "sequences_max", id->sequences);
 }
 
-static void put_gpu(json_t *root, const struct gpu_info *info, const struct card_bytes *b)
+static void put_gpu(json_t *root, const struct gpu_info *info, const struct selector_stats *t)
 {
+    const struct card_bytes *b = &t->gpu;
     json_t *o = figures_section(root, "gpu");
     figures_text(o, "device", info->name);
     figures_text(o, "uuid", info->uuid);
     figures_bool(o, "mps", info->mps);
+    figures_count(o, "steps_graph", t->graph_steps);
     figures_count(o, "context_bytes", b->context);
     figures_count(o, "weights_bytes", b->weights);
     figures_count(o, "keys_bytes", b->keys);
@@ -361,7 +363,7 @@ static char *on_status(void *arg)
     put_times(o, "step_ms", &t.sum, t.steps);
     put_times(o, "last_step_ms", &t.last, 1);
     if (s->identity->gpu.uuid[0])
-        put_gpu(o, &s->identity->gpu, &t.gpu);
+        put_gpu(o, &s->identity->gpu, &t);
     figures_bus(o, bus_counters(s->bus));
     return figures_finish(&o);
 }

@@ -21,6 +21,7 @@
 
 /* Bytes that a message has left for positions when its other parts are largest. */
 enum { SET_BYTES_MAX = LIMIT_MESSAGE_BYTES - (4 << 20) };
+enum { COPY_ALONE = 64 << 10 }; /* positions that are copied before another thread would have woken up */
 
 struct sequence {
     uint64_t id; /* 0: the place is free */
@@ -63,6 +64,8 @@ struct selector {
     uint32_t landed;                   /* and with them */
     uint32_t how[LIMIT_SEQUENCES];     /* as struct card_sink says */
     struct selector_result *result;
+    selector_part part;
+    void *part_arg;
     struct rank_item *items;    /* [LIMIT_SEQUENCES * groups] */
     struct reach_result *found; /* [LIMIT_SEQUENCES * lists] */
 };
@@ -313,14 +316,7 @@ void selector_forget_sent_of(struct selector *s, uint64_t sequence)
 
 static void refuse(struct selector *s, struct selector_result *r, uint64_t sequence, const struct err *err)
 {
-    if (r->refusal_count == r->refusal_room) {
-        r->refusal_room = LIMIT_SEQUENCES;
-        r->refusals = mem_resize(r->refusals, r->refusal_room, sizeof *r->refusals);
-    }
-    struct selector_refusal *to = &r->refusals[r->refusal_count++];
-    to->sequence = sequence;
-    to->code = err->code;
-    snprintf(to->text, sizeof to->text, "%s", err->text);
+    selector_result_refuse(r, sequence, err);
     s->stats.refused++;
 }
 
@@ -445,60 +441,6 @@ static struct reach_result found_of(const struct selector *s, uint32_t number)
     return all;
 }
 
-static void reserve_result(struct selector_result *r, uint32_t entries, size_t counts, size_t positions)
-{
-    if (entries > r->entry_room) {
-        r->entry_room = LIMIT_SEQUENCES;
-        r->entries = mem_resize(r->entries, r->entry_room, sizeof *r->entries);
-        r->first = mem_resize(r->first, r->entry_room + 1, sizeof *r->first);
-    }
-    if (counts > r->count_room) {
-        r->count_room = counts;
-        r->counts = mem_resize(r->counts, counts, sizeof *r->counts);
-    }
-    if (positions > r->position_room) {
-        r->position_room = positions + positions / 4;
-        r->positions = mem_resize(r->positions, r->position_room, sizeof *r->positions);
-    }
-}
-
-/* Appends one entry but for its positions; returns where these go. */
-static size_t put_head(const struct selector *s, struct selector_result *r,
-                       const struct msg_topk_entry *entry, const uint32_t *counts, size_t count)
-{
-    size_t at = r->entry_count ? r->first[r->entry_count] : 0;
-    reserve_result(r, r->entry_count + 1, (size_t)(r->entry_count + 1) * s->lists * 2, at + count);
-    r->first[r->entry_count] = at;
-    memcpy(r->counts + (size_t)r->entry_count * s->lists * 2, counts, s->lists * 2 * sizeof *counts);
-    r->entries[r->entry_count++] = *entry;
-    r->first[r->entry_count] = at + count;
-    return at;
-}
-
-/* Appends one entry: `added` of each list and, if not NULL, `removed`. */
-static void put_entry(const struct selector *s, struct selector_result *r, const struct msg_topk_entry *entry,
-                      const struct positions *added, const struct positions *removed)
-{
-    size_t at = r->entry_count ? r->first[r->entry_count] : 0, count = 0;
-    for (uint32_t l = 0; l < s->lists; l++)
-        count += (size_t)added[l].count + (removed ? removed[l].count : 0);
-    reserve_result(r, r->entry_count + 1, (size_t)(r->entry_count + 1) * s->lists * 2, at + count);
-    uint32_t *counts = r->counts + (size_t)r->entry_count * s->lists * 2;
-    r->first[r->entry_count] = at;
-    for (uint32_t l = 0; l < s->lists; l++) {
-        const struct positions *parts[] = {&added[l], removed ? &removed[l] : NULL};
-        for (int i = 0; i < 2; i++) {
-            uint32_t n = parts[i] ? parts[i]->count : 0;
-            if (n)
-                memcpy(r->positions + at, parts[i]->at, n * sizeof *r->positions);
-            *counts++ = n;
-            at += n;
-        }
-    }
-    r->entries[r->entry_count++] = *entry;
-    r->first[r->entry_count] = at;
-}
-
 /* `changes`: as the card handed them; NULL: they are in the sequence's lists. */
 static void finish(struct selector *s, uint32_t number, const struct card_changes *changes)
 {
@@ -528,10 +470,11 @@ static void finish(struct selector *s, uint32_t number, const struct card_change
     if (changes) {
         w->from = changes->positions;
         w->count = changes->total;
-        w->at = put_head(s, result, &q->entry, changes->counts, changes->total);
+        w->at = selector_result_begin_entry(result, &q->entry, changes->counts, changes->total);
         q->second = !q->second;
     } else {
-        put_entry(s, result, &q->entry, w->differs ? q->added : q->next, w->differs ? q->removed : NULL);
+        selector_result_put(result, &q->entry, w->differs ? q->added : q->next,
+                            w->differs ? q->removed : NULL);
         struct positions *sent = q->sent;
         q->sent = q->next;
         q->next = sent;
@@ -539,6 +482,7 @@ static void finish(struct selector *s, uint32_t number, const struct card_change
     q->entry.base_step = result->step; /* the next difference's base; a repeat is whole */
     q->has_set = true;
     q->whole = false;
+    s->stats.positions_sent += result->first[result->entry_count] - result->first[result->entry_count - 1];
     s->stats.selections++;
     s->stats.grown += found.grown;
     s->stats.fallbacks += found.is_short;
@@ -563,24 +507,34 @@ static void copy_changes(void *arg, int index, int thread)
 static void land_changes(void *arg)
 {
     struct selector *s = arg;
-    pool_run(compute_pool(s->compute), (int)(s->taken - s->landed), copy_changes, s);
+    int count = (int)(s->taken - s->landed);
+    size_t positions = 0;
+    for (int i = 0; i < count; i++)
+        positions += s->work[s->landed + (uint32_t)i].count;
+    if (positions > COPY_ALONE)
+        pool_run(compute_pool(s->compute), count, copy_changes, s);
+    else
+        for (int i = 0; i < count; i++)
+            copy_changes(s, i, 0);
     s->landed = s->taken;
+    if (!s->part || s->landed == s->work_count || s->result->entry_count == 0)
+        return;
+    uint32_t step = s->result->step;
+    s->result = s->part(s->part_arg, s->result);
+    selector_result_begin(s->result, step, s->head);
 }
 
-static void begin_result(const struct selector *s, struct selector_result *result, uint32_t step)
+void selector_on_part(struct selector *s, selector_part part, void *arg)
 {
-    result->step = step;
-    result->groups = s->head->groups;
-    result->heads = s->head->kv_heads;
-    result->entry_count = result->refusal_count = 0;
+    s->part = part;
+    s->part_arg = arg;
 }
 
-static void count_step(struct selector *s, const struct selector_result *result, int64_t append_ns,
-                       int64_t finish_ns, const struct rank_times *times)
+static void count_step(struct selector *s, int64_t append_ns, int64_t finish_ns,
+                       const struct rank_times *times)
 {
     struct selector_stats *t = &s->stats;
     t->steps++;
-    t->positions_sent += result->entry_count ? result->first[result->entry_count] : 0;
     t->sum.append_ns += t->last.append_ns = append_ns;
     t->sum.score_ns += t->last.score_ns = times->score_ns;
     t->sum.topk_ns += t->last.topk_ns = times->topk_ns;
@@ -596,7 +550,7 @@ void selector_step(struct selector *s, uint32_t step, const struct msg_step *msg
     trace(TRACE_BEGUN, step);
     s->result = result;
     s->taken = s->landed = 0;
-    begin_result(s, result, step);
+    selector_result_begin(result, step, s->head);
     uint32_t parts = plan(s, msg, result);
     if (s->card)
         card_project(s->card, s->parts, parts);
@@ -622,18 +576,18 @@ void selector_step(struct selector *s, uint32_t step, const struct msg_step *msg
     for (uint32_t i = 0; i < s->work_count && !s->card; i++)
         finish(s, i, NULL);
     trace(TRACE_ANSWERED, step);
-    count_step(s, result, appended - begin, clock_now_ns() - ranked, &times);
+    count_step(s, appended - begin, clock_now_ns() - ranked, &times);
 }
 
 static void repeat_from_card(struct selector *s, const struct sequence *q, struct selector_result *r)
 {
     uint32_t *listed = mem_alloc(s->lists, sizeof *listed), *counts = mem_alloc(2 * s->lists, sizeof *counts);
     uint32_t span = q->entry.limit - q->sinks, picks = q->rule.k < span ? q->rule.k : span;
-    reserve_result(r, 1, 2 * s->lists, (size_t)picks * s->lists);
+    selector_result_reserve(r, 1, 2 * s->lists, (size_t)picks * s->lists);
     uint64_t all = card_read_set(s->card, place_of(s, q), q->second, listed, r->positions);
     for (uint32_t l = 0; l < s->lists; l++)
         counts[2 * l] = listed[l];
-    put_head(s, r, &q->entry, counts, all);
+    selector_result_begin_entry(r, &q->entry, counts, all);
     mem_free(&listed);
     mem_free(&counts);
 }
@@ -641,7 +595,7 @@ static void repeat_from_card(struct selector *s, const struct sequence *q, struc
 int selector_repeat(struct selector *s, uint64_t sequence, uint32_t step, struct selector_result *result)
 {
     struct sequence *q = find(s, sequence);
-    begin_result(s, result, step);
+    selector_result_begin(result, step, s->head);
     if (!q)
         return -ENOENT;
     if (!q->has_set || (int32_t)(step - q->entry.base_step) > 0) {
@@ -652,42 +606,16 @@ int selector_repeat(struct selector *s, uint64_t sequence, uint32_t step, struct
     if (q->on_card)
         repeat_from_card(s, q, result);
     else
-        put_entry(s, result, &q->entry, q->sent, NULL);
+        selector_result_put(result, &q->entry, q->sent, NULL);
     q->whole = false;
     return 0;
-}
-
-uint32_t selector_result_part(const struct selector_result *r, uint32_t first, size_t bytes,
-                              struct msg_topk *topk)
-{
-    size_t lists = (size_t)r->groups * r->heads;
-    uint32_t end = first + 1;
-    while (end < r->entry_count &&
-           (r->first[end + 1] - r->first[first] + lists * 2 * (end + 1 - first)) * sizeof(uint32_t) <= bytes)
-        end++;
-    *topk = (struct msg_topk){
-        .entries = r->entries + first,
-        .entry_count = end - first,
-        .groups = r->groups,
-        .selection_heads = r->heads,
-        .counts = {r->counts + first * lists * 2, (uint32_t)((end - first) * lists * 2)},
-        .positions = {r->positions + r->first[first], (uint32_t)(r->first[end] - r->first[first])}};
-    return end;
-}
-
-void selector_result_free(struct selector_result *result)
-{
-    mem_free(&result->entries);
-    mem_free(&result->counts);
-    mem_free(&result->positions);
-    mem_free(&result->first);
-    mem_free(&result->refusals);
-    memset(result, 0, sizeof *result);
 }
 
 void selector_stats(const struct selector *s, struct selector_stats *ret_stats)
 {
     *ret_stats = s->stats;
-    if (s->card)
-        ret_stats->gpu = card_bytes(s->card);
+    if (!s->card)
+        return;
+    ret_stats->gpu = card_bytes(s->card);
+    ret_stats->graph_steps = card_graph_steps(s->card);
 }

@@ -378,10 +378,10 @@ int cuda_retrieval(const struct cuda_retrieval *retrieval, struct CUstream_st *s
 
 /* For each of `rows` rows of values [rows][stride]: the min(k, end - first) positions of the largest values
  * in [first, end), ascending, to index [rows][index_stride]; their number to ret_count, the sum of their
- * values to ret_mass (NULL: not wanted). first and end have one entry for `heads` neighbouring rows. Ties
- * go to the lower position, NaN counts as -infinity. end <= end_max <= CUDA_TOPK_MAX, end_max <= stride,
- * stride % 4 == 0. Bytes: 4 * values, read up to five times, of which all but the first come from the
- * cache. */
+ * values, and of those in [0, first) and [end, outer), to ret_mass (NULL: not wanted). first, end and outer
+ * have one entry for `heads` neighbouring rows. Ties go to the lower position, NaN counts as -infinity. end
+ * <= end_max <= CUDA_TOPK_MAX, end_max <= stride, stride % 4 == 0. Bytes: 4 * values, read up to five times,
+ * all but the first from the cache. */
 struct cuda_topk {
     uint32_t *index;
     uint64_t index_stride;
@@ -389,7 +389,7 @@ struct cuda_topk {
     float *ret_mass;
     const float *values;
     uint64_t stride;
-    const uint32_t *first, *end; /* [rows / heads]; first NULL: 0 */
+    const uint32_t *first, *end, *outer; /* [rows / heads]; first NULL: 0; outer NULL: nothing outside */
     uint32_t rows, heads, k, end_max;
 };
 int cuda_topk(const struct cuda_topk *topk, struct CUstream_st *stream);

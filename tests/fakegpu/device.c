@@ -174,6 +174,7 @@ static const struct gpu_api table = {
     .ipc_close = fakegpu_ipc_close,
     .stream_create = fakegpu_stream_create,
     .stream_free = fakegpu_stream_free,
+    .stream_follow = fakegpu_stream_follow,
     .stream_sync = fakegpu_stream_sync,
     .stream_done = fakegpu_stream_done,
     .copy = fakegpu_copy,

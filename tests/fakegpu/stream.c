@@ -37,6 +37,7 @@ struct CUstream_st {
     atomic_int waiting; /* for `finished` */
     bool stop;
     struct gpu_graph *capture; /* owner's thread only */
+    bool is_guest;             /* the capture is of a stream that this one follows */
     struct fakegpu_worker worker;
 };
 
@@ -175,7 +176,8 @@ void fakegpu_stream_free(struct gpu *gpu, struct CUstream_st **address)
     pthread_cond_destroy(&s->added);
     pthread_cond_destroy(&s->finished);
     pthread_mutex_destroy(&s->mutex);
-    fakegpu_graph_free(&s->capture);
+    if (!s->is_guest)
+        fakegpu_graph_free(&s->capture);
     for (struct item *item; (item = s->spare);) {
         s->spare = item->next;
         mem_free(&item);
@@ -250,6 +252,77 @@ int fakegpu_queue(struct CUstream_st *stream, void (*run)(struct fakegpu_worker 
         return -EIO;
     memcpy(op.argument, argument, bytes);
     return add_op(stream, &op);
+}
+
+/* Between two streams: one passes it, the other waits for that. The last to use it frees it. */
+struct order {
+    pthread_mutex_t mutex;
+    pthread_cond_t moved;
+    bool passed;
+    int users;
+};
+
+static void leave_order(struct order *o)
+{
+    bool last = --o->users == 0;
+    pthread_mutex_unlock(&o->mutex);
+    if (!last)
+        return;
+    pthread_cond_destroy(&o->moved);
+    pthread_mutex_destroy(&o->mutex);
+    mem_free(&o);
+}
+
+static void run_pass(struct fakegpu_worker *worker, void *argument)
+{
+    struct order *o = *(struct order **)argument;
+    (void)worker;
+    pthread_mutex_lock(&o->mutex);
+    o->passed = true;
+    pthread_cond_broadcast(&o->moved);
+    leave_order(o);
+}
+
+static void run_await(struct fakegpu_worker *worker, void *argument)
+{
+    struct order *o = *(struct order **)argument;
+    (void)worker;
+    pthread_mutex_lock(&o->mutex);
+    while (!o->passed)
+        pthread_cond_wait(&o->moved, &o->mutex);
+    leave_order(o);
+}
+
+/* Both streams' work of a capture goes into one list, which is an order that CUDA could choose. */
+int fakegpu_stream_follow(struct gpu *gpu, struct CUstream_st *stream, struct CUstream_st *after)
+{
+    (void)gpu;
+    if (!stream || !after || stream == after)
+        return -EINVAL;
+    if (after->capture && !stream->capture) {
+        stream->capture = after->capture;
+        stream->is_guest = true;
+        return 0;
+    }
+    if (stream->capture != after->capture) /* a captured stream cannot wait for work outside */
+        return -EINVAL;
+    if (stream->capture) {
+        if (!stream->is_guest && after->is_guest) {
+            after->capture = NULL;
+            after->is_guest = false;
+        }
+        return 0;
+    }
+    struct order *o = mem_alloc(1, sizeof *o);
+    pthread_mutex_init(&o->mutex, NULL);
+    pthread_cond_init(&o->moved, NULL);
+    o->users = 2;
+    struct fakegpu_op pass = {.run = run_pass, .is_flag = true}, await = {.run = run_await, .is_flag = true};
+    memcpy(pass.argument, &o, sizeof o);
+    memcpy(await.argument, &o, sizeof o);
+    add_item(after, &pass);
+    add_item(stream, &await);
+    return 0;
 }
 
 int fakegpu_stream_sync(struct CUstream_st *s)

@@ -135,7 +135,8 @@ static void check_topk(uint32_t n, uint32_t k, uint32_t first, int kind)
     enum { ROWS = 4, HEADS = 2 };
     size_t stride = (n + 3) / 4 * 4, index_stride = k < n ? k : n;
     float *values = gpu_host(ROWS * stride * 4);
-    uint32_t begin[ROWS / HEADS] = {first, first / 2}, end[ROWS / HEADS] = {n, n - n / 5};
+    uint32_t begin[ROWS / HEADS] = {first, first / 2}, end[ROWS / HEADS] = {n, n - n / 5},
+                          outer[ROWS / HEADS] = {n, n - n / 7};
     fill_values(values, ROWS * (uint32_t)stride, kind);
     struct cuda_topk t = {.index = gpu_alloc(ROWS * index_stride * 4),
                           .index_stride = index_stride,
@@ -145,6 +146,7 @@ static void check_topk(uint32_t n, uint32_t k, uint32_t first, int kind)
                           .stride = stride,
                           .first = gpu_upload(begin, sizeof begin),
                           .end = gpu_upload(end, sizeof end),
+                          .outer = kind % 2 ? NULL : gpu_upload(outer, sizeof outer),
                           .rows = ROWS,
                           .heads = HEADS,
                           .k = k,
@@ -158,6 +160,8 @@ static void check_topk(uint32_t n, uint32_t k, uint32_t first, int kind)
         double mass = 0;
         uint32_t from = begin[r / HEADS], m = end[r / HEADS] > from ? end[r / HEADS] - from : 0;
         uint32_t count = compute_topk(ref, &mass, values + r * stride + from, m, k, scratch);
+        for (uint32_t i = 0; kind % 2 == 0 && i < outer[r / HEADS]; i++)
+            mass += i < from || i >= end[r / HEADS] ? (double)values[r * stride + i] : 0;
         float cpu_mass = (float)mass;
         for (uint32_t i = 0; i < count; i++)
             ref[i] += from;

@@ -245,6 +245,49 @@ static void test_graph(void **state)
     rig_close(&rig);
 }
 
+/* A stream waits for another that waits itself; in a capture both streams' work becomes one graph. */
+static void test_follow(void **state)
+{
+    (void)state;
+    struct rig rig = rig_open();
+    struct CUstream_st *other = NULL;
+    struct gpu_graph *graph = NULL;
+    uint32_t *flags = pinned_memory(&rig, 64);
+    float ones[4] = {1, 1, 1, 1}, out[4], *x = upload(&rig, ones, 16), *y = upload(&rig, ones, 16);
+    assert_int_equal(api->stream_create(rig.gpu, GPU_PRIORITY_HIGH, &other, NULL), 0);
+    assert_int_equal(api->flag_wait(flags, 1, rig.stream), 0);
+    assert_int_equal(api->add(x, y, 4, rig.stream), 0);
+    assert_int_equal(api->stream_follow(rig.gpu, other, rig.stream), 0);
+    assert_int_equal(api->add(y, x, 4, other), 0); /* 1 + 2 */
+    assert_int_equal(api->stream_follow(rig.gpu, rig.stream, other), 0);
+    assert_int_equal(api->add(x, y, 4, rig.stream), 0); /* 2 + 3 */
+    assert_int_equal(api->stream_done(other), 0);
+    __atomic_store_n(flags, 1, __ATOMIC_RELEASE);
+    download(&rig, out, x, sizeof out);
+    assert_true(out[0] == 5);
+
+    assert_int_equal(api->capture_begin(rig.stream, NULL), 0);
+    assert_int_equal(api->add(x, y, 4, rig.stream), 0);
+    assert_int_equal(api->stream_follow(rig.gpu, other, rig.stream), 0);
+    assert_int_equal(api->add(y, x, 4, other), 0);
+    assert_int_equal(api->flag_write(flags, 0, other), 0);
+    assert_int_equal(api->stream_follow(rig.gpu, rig.stream, other), 0);
+    assert_int_equal(api->add(x, y, 4, rig.stream), 0);
+    assert_int_equal(api->capture_end(rig.gpu, rig.stream, &graph, NULL), 0);
+    assert_int_equal(api->graph_flags(graph), 1);
+    download(&rig, out, x, sizeof out);
+    assert_true(out[0] == 5); /* kept, not done */
+    assert_int_equal(api->graph_launch(graph, &(uint32_t){77}, rig.stream), 0);
+    download(&rig, out, x, sizeof out);
+    assert_true(out[0] == 19); /* 5 + 3 = 8, 3 + 8 = 11, 8 + 11 */
+    assert_int_equal(__atomic_load_n(flags, __ATOMIC_ACQUIRE), 77);
+    assert_int_equal(api->add(x, y, 4, other), 0); /* no more part of the capture */
+    assert_int_equal(api->stream_sync(other), 0);
+    api->graph_free(&graph);
+    api->stream_free(rig.gpu, &other);
+    rig_close(&rig);
+}
+
 /* Memory that a kernel could not reach, and a launch that fails, are errors that stay. */
 static void test_errors_stay(void **state)
 {
@@ -599,11 +642,12 @@ static void test_topk(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_devices),      cmocka_unit_test(test_memory_ends),
-        cmocka_unit_test(test_order),        cmocka_unit_test(test_graph),
-        cmocka_unit_test(test_errors_stay),  cmocka_unit_test(test_two_processes),
-        cmocka_unit_test(test_stale_handle), cmocka_unit_test(test_matmul),
-        cmocka_unit_test(test_pieces),       cmocka_unit_test(test_topk),
+        cmocka_unit_test(test_devices),       cmocka_unit_test(test_memory_ends),
+        cmocka_unit_test(test_order),         cmocka_unit_test(test_graph),
+        cmocka_unit_test(test_follow),        cmocka_unit_test(test_errors_stay),
+        cmocka_unit_test(test_two_processes), cmocka_unit_test(test_stale_handle),
+        cmocka_unit_test(test_matmul),        cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_topk),
     };
     return cmocka_run_group_tests(tests, set_up, NULL);
 }
