@@ -1,6 +1,7 @@
 /* The decoder's pass of a decode step on a GPU (decoder/pass_gpu.c) at the shape of Llama-3.1-8B, with random
  * weights, pages and lists: what a step takes when nothing has to be waited for, captured into a graph as the
- * decoder does. Then the same step without one part after the other (its launches left out), and each part
+ * decoder does. Tables are copied from the host in layer 0, and each run of layers begins with a wait for a flag
+ * that is there already. Then the same step without one part after the other (its launches left out), and each part
  * alone: what a part costs in company, and what it costs by itself.
  *
  *   bench_pass_gpu [--device cuda:0] [--requests 32] [--context 16384] [--budget 2048] [--layers 32]
@@ -18,6 +19,8 @@
 #include "decoder/pass_gpu.h"
 
 enum { PAGE = 64, HEADS = 8, DIM = 128, PIECE = 4 * DIM, PAGE_BYTES = HEADS * PAGE * PIECE };
+enum { ATTENTION = 1, PRODUCTS = 2, SMALL = 4, SAMPLING = 8, TABLES = 16, EVERYTHING = 31 };
+enum { RUN = 4, FLAGS_MAX = 128 };
 enum { RUNS = 15, BLOCK_BYTES = 64 << 20, COPY_BYTES = 1 << 30 };
 
 struct settings {
@@ -70,6 +73,11 @@ static const struct option_entry options[] = {{.name = "device",
                                                .text = "layers"},
                                               {0}};
 
+struct table {
+    void *device, *host; /* pinned */
+    uint64_t bytes;
+};
+
 struct rig {
     struct settings o;
     struct gpu_device *device;
@@ -85,6 +93,9 @@ struct rig {
     struct pass_gpu_batch batch;
     struct pass_gpu_sampling sampling;
     uint32_t *items, *counts;
+    struct table tables[2]; /* lists, pages */
+    uint32_t *flag;
+    int parts;
     double copy_rate;
 };
 
@@ -121,6 +132,16 @@ static void *upload(struct rig *g, const void *data, uint64_t bytes)
 }
 
 /* ---- what the pass reads ---- */
+
+static void keep_table(struct rig *g, struct table *t, const void *device, const void *data, uint64_t bytes)
+{
+    struct err err = {0};
+    void *mapped;
+    must(g->api->alloc_host(g->device->gpu, bytes, &t->host, &mapped, &err), &err);
+    memcpy(t->host, data, bytes);
+    t->device = (void *)(uintptr_t)device;
+    t->bytes = bytes;
+}
 
 /* bf16 numbers of magnitude 2^-8 .. 2^-4: never zeros, which products are faster on. */
 static void make_block(struct rig *g)
@@ -212,6 +233,7 @@ static void make_pages(struct rig *g)
                                     .page_tokens = PAGE,
                                     .piece_bytes = PIECE,
                                     .type = DTYPE_BF16};
+    keep_table(g, &g->tables[1], g->view.at, at, entries * sizeof *at);
     mem_free(&at);
 }
 
@@ -240,6 +262,7 @@ static void make_batch(struct rig *g)
     for (int i = 0; i < 4; i++)
         at[i] = upload(g, all[i], n * sizeof **at);
     g->items = upload(g, items, (uint64_t)n * HEADS * budget * sizeof *items);
+    keep_table(g, &g->tables[0], g->items, items, (uint64_t)n * HEADS * budget * sizeof *items);
     g->counts = upload(g, counts, n * HEADS * sizeof *counts);
     g->batch = (struct pass_gpu_batch){.n = n,
                                        .ids = at[0],
@@ -265,12 +288,14 @@ static int give_layer(void *arg, uint32_t layer, struct pass_gpu_kv *kv, struct 
                                .item_stride = (uint64_t)HEADS * g->o.budget,
                                .count_stride = HEADS};
     kv->view.at += layer * g->view.layer_stride;
-    return 0;
+    int r = 0;
+    for (int i = 0; i < 2 && r == 0 && layer == 0 && g->parts & TABLES; i++)
+        r = g->api->copy(g->tables[i].device, g->tables[i].host, g->tables[i].bytes, g->device->stream);
+    return r < 0 || layer % RUN || !(g->parts & TABLES) ? r
+                                                        : g->api->flag_wait(g->flag, 0, g->device->stream);
 }
 
 /* ---- leaving out ---- */
-
-enum { ATTENTION = 1, PRODUCTS = 2, SMALL = 4, SAMPLING = 8, EVERYTHING = 15 };
 
 static int no_attn(const struct cuda_attn *a, struct CUstream_st *s)
 {
@@ -312,6 +337,7 @@ static int no_sample(const struct cuda_sample *n, struct CUstream_st *s)
 static void keep_parts(struct rig *g, int parts)
 {
     g->partial = *g->api;
+    g->parts = parts;
     if (!(parts & ATTENTION))
         g->partial.attn = no_attn;
     if (!(parts & PRODUCTS))
@@ -345,10 +371,12 @@ static double time_graph(struct rig *g, struct gpu_graph *graph)
 {
     struct err err = {0};
     float ms[RUNS];
+    const uint32_t values[FLAGS_MAX] = {0};
+    CHECK(g->api->graph_flags(graph) <= FLAGS_MAX);
     for (int i = -2; i < RUNS; i++) {
         float last = 0;
         must(g->api->event_record(g->begin, g->device->stream), &err);
-        must(g->api->graph_launch(graph, NULL, g->device->stream), &err);
+        must(g->api->graph_launch(graph, values, g->device->stream), &err);
         must(g->api->event_record(g->end, g->device->stream), &err);
         must(g->api->stream_sync(g->device->stream), &err);
         must(g->api->event_elapsed(g->begin, g->end, &last), &err);
@@ -400,8 +428,11 @@ static void report(struct rig *g)
     static const struct {
         const char *name;
         int part;
-    } parts[] = {
-        {"attention", ATTENTION}, {"products", PRODUCTS}, {"small operators", SMALL}, {"sampling", SAMPLING}};
+    } parts[] = {{"attention", ATTENTION},
+                 {"products", PRODUCTS},
+                 {"small operators", SMALL},
+                 {"sampling", SAMPLING},
+                 {"tables and waits", TABLES}};
     uint64_t layer = (6144ull + 4096) * 4096 + 3ull * 14336 * 4096;
     double weights = 2.0 * (double)(g->o.layers * layer + 128256ull * 4096);
     double rows = (double)g->o.requests * HEADS * g->o.budget * PIECE * g->o.layers;
@@ -430,6 +461,10 @@ static void open_rig(struct rig *g)
     g->device->api = &g->partial;
     must(g->api->event_create(g->device->gpu, &g->begin, &err), &err);
     must(g->api->event_create(g->device->gpu, &g->end, &err), &err);
+    void *flag, *mapped;
+    must(g->api->alloc_host(g->device->gpu, sizeof(uint32_t), &flag, &mapped, &err), &err);
+    *(uint32_t *)flag = 1;
+    g->flag = mapped;
     make_block(g);
     make_weights(g);
     make_pages(g);
