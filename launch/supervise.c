@@ -386,6 +386,19 @@ static bool is_settled(const struct supervise *s)
     return now >= s->settle_ns + SUPERVISE_ENDING_NS || !supervise_ending(s);
 }
 
+static void fail_silent(struct supervise *s, struct part *part, const char *why)
+{
+    char text[ERR_TEXT_MAX];
+    int number = stopped_by(part);
+    if (number)
+        snprintf(text, sizeof text, "%s (pid %d) does not answer: stopped by signal %d (%s)", part->program,
+                 (int)part->pid, number, strsignal(number));
+    else
+        snprintf(text, sizeof text, "%s (pid %d) does not answer: %s", part->program, (int)part->pid, why);
+    fail(s, text);
+    signal_part(part, SIGKILL); /* whoever hangs does not hear SIGTERM */
+}
+
 void supervise_lost(struct supervise *s, const char *program, const char *why)
 {
     struct part *part = find_part(s, program);
@@ -398,15 +411,7 @@ void supervise_lost(struct supervise *s, const char *program, const char *why)
         s->settle_ns = clock_now_ns() + SETTLE_NS;
         return;
     }
-    char text[ERR_TEXT_MAX];
-    int number = stopped_by(part);
-    if (number)
-        snprintf(text, sizeof text, "%s (pid %d) does not answer: stopped by signal %d (%s)", program,
-                 (int)part->pid, number, strsignal(number));
-    else
-        snprintf(text, sizeof text, "%s (pid %d) does not answer: %s", program, (int)part->pid, why);
-    fail(s, text);
-    signal_part(part, SIGKILL); /* whoever hangs does not hear SIGTERM */
+    fail_silent(s, part, why);
 }
 
 static void on_notify(void *arg, uint32_t events);
@@ -418,6 +423,11 @@ static void report_end(struct supervise *s)
     for (int i = 0; i < s->count; i++)
         if (s->parts[i].pidfd < 0 && WIFSIGNALED(s->parts[i].wait_status) && !WIFSIGNALED(part->wait_status))
             part = &s->parts[i];
+    for (int i = 0; i < s->count && !WIFSIGNALED(part->wait_status); i++)
+        if (stopped_by(&s->parts[i])) { /* its peers notice the silence when we do, and may end before */
+            fail_silent(s, &s->parts[i], "stopped");
+            return;
+        }
     const char *when = s->phase == STARTING ? " while starting" : "";
     char text[ERR_TEXT_MAX];
     if (WIFSIGNALED(part->wait_status)) {
