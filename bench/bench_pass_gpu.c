@@ -1,8 +1,8 @@
 /* The decoder's pass of a decode step on a GPU (decoder/pass_gpu.c) at the shape of Llama-3.1-8B, with random
  * weights, pages and lists: what a step takes when nothing has to be waited for, captured into a graph as the
- * decoder does. Tables are copied from the host in layer 0, and each run of layers begins with a wait for a flag
- * that is there already. Then the same step without one part after the other (its launches left out), and each part
- * alone: what a part costs in company, and what it costs by itself.
+ * decoder does. Tables are copied from the host in layer 0, and each run of layers begins with a wait for a
+ * flag that is there already. Then the same step without one part after the other (its launches left out),
+ * and each part alone: what a part costs in company, and what it costs by itself.
  *
  *   bench_pass_gpu [--device cuda:0] [--requests 32] [--context 16384] [--budget 2048] [--layers 32]
  *
