@@ -7,6 +7,7 @@
 #include "decoder/stepper.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -20,6 +21,7 @@
 #define STEPPER_SPIN_NS     (20 * INT64_C(1000)) /* about what a futex wake costs */
 #define STEPPER_LOOK_NS     (250 * CLOCK_MS)
 #define STEPPER_SPIN_GPU_NS (200 * INT64_C(1000)) /* nothing else wants this thread's core then */
+#define STEPPER_PEEK_NS     (50 * INT64_C(1000))  /* between two looks at where the stream is */
 
 struct stepper {
     struct stepper_attachment at;
@@ -166,11 +168,8 @@ static int wait_or_lose(struct stepper *s, unsigned flag, int64_t begin)
 }
 
 /* `what`: what the store did not do, should it not come. */
-static int wait_flag(struct stepper *s, unsigned flag, const char *what, int64_t *account, struct err *err)
+static int wait_end(struct stepper *s, int r, const char *what, struct err *err)
 {
-    int64_t begin = clock_now_ns();
-    int r = wait_or_lose(s, flag, begin);
-    *account += clock_now_ns() - begin;
     if (r == 0)
         return 0;
     s->times.waits_broken++;
@@ -182,11 +181,43 @@ static int wait_flag(struct stepper *s, unsigned flag, const char *what, int64_t
     return err_set(err, r, "kvstore did not %s step %u within %d s", what, s->record->step, STEPPER_WAIT_S);
 }
 
-static int wait_tables(struct stepper *s, enum places_phase phase, struct err *err)
+static int wait_flag(struct stepper *s, unsigned flag, const char *what, int64_t *account, struct err *err)
+{
+    int64_t begin = clock_now_ns();
+    int r = wait_or_lose(s, flag, begin);
+    *account += clock_now_ns() - begin;
+    return wait_end(s, r, what, err);
+}
+
+/* For tables that the stream comes to ask for while they are waited for: only what it waits is a wait. */
+static int wait_beside(struct stepper *s, unsigned flag, const _Atomic uint32_t *arrived, const char *what,
+                       struct err *err)
+{
+    int64_t begin = clock_now_ns(), now = begin, stands = 0;
+    int r = -ETIMEDOUT;
+    while (r == -ETIMEDOUT && !stands && now - begin < STEPPER_WAIT_S * CLOCK_S) {
+        int64_t spin = now - begin < STEPPER_SPIN_GPU_NS ? STEPPER_PEEK_NS : 0;
+        stands = (int32_t)(atomic_load(arrived) - s->record->step) >= 0 ? now : 0;
+        r = flag_wait(flag_at(s, flag), s->record->step, now + STEPPER_PEEK_NS, spin);
+        now = clock_now_ns();
+        if (r == -ETIMEDOUT && is_lost(s))
+            r = -EPIPE;
+    }
+    if (r == -ETIMEDOUT && stands)
+        r = wait_or_lose(s, flag, stands);
+    s->times.wait_tables += stands ? clock_now_ns() - stands : 0;
+    return wait_end(s, r, what, err);
+}
+
+/* `arrived`: as step_gpu.h says. */
+static int wait_tables(struct stepper *s, enum places_phase phase, const _Atomic uint32_t *arrived,
+                       struct err *err)
 {
     int early = phase == PLACES_EARLY;
-    int r = wait_flag(s, early ? FLAG_TABLES_EARLY : FLAG_TABLES_LATE,
-                      early ? "make the early tables of" : "make the tables of", &s->times.wait_tables, err);
+    const char *what = early ? "make the early tables of" : "make the tables of";
+    unsigned flag = early ? FLAG_TABLES_EARLY : FLAG_TABLES_LATE;
+    int r = arrived ? wait_beside(s, flag, arrived, what, err)
+                    : wait_flag(s, flag, what, &s->times.wait_tables, err);
     trace(early ? TRACE_RELEASED_EARLY : TRACE_RELEASED_LATE, s->record->step);
     return r < 0 ? r : places_phase(s->places, phase, err);
 }
@@ -198,9 +229,9 @@ static int begin_layer(void *arg, uint32_t layer, struct pass_kv *kv, struct err
     uint32_t early_layers = mixed ? s->record->early_layers : 0;
     int r = 0;
     if (layer == 0 && early_layers)
-        r = wait_tables(s, PLACES_EARLY, err);
+        r = wait_tables(s, PLACES_EARLY, NULL, err);
     if (r == 0 && layer == early_layers)
-        r = wait_tables(s, PLACES_LATE, err);
+        r = wait_tables(s, PLACES_LATE, NULL, err);
     uint32_t run = layout_run_of(&s->at.layout, layer);
     if (r == 0 && run != s->run) {
         s->run = run;
@@ -259,9 +290,10 @@ static int run_cpu(struct stepper *s, const struct stepper_spec *spec, struct er
     return pass_run(s->pass, s->entries, spec->count, &source, err);
 }
 
-static int wait_tables_of(void *arg, enum places_phase phase, struct err *err)
+static int wait_tables_of(void *arg, enum places_phase phase, const _Atomic uint32_t *arrived,
+                          struct err *err)
 {
-    return wait_tables(arg, phase, err);
+    return wait_tables(arg, phase, arrived, err);
 }
 
 static int run_gpu(struct stepper *s, const struct stepper_spec *spec, struct stepper_verdict *verdicts,

@@ -47,7 +47,9 @@ struct stepper_times { /* nanoseconds, summed */
     uint64_t dense, sparse, record; /* steps */
     uint64_t dropped;               /* parts */
     uint64_t waits_broken;          /* by abort or deadline */
-    struct waits tables, rows;      /* of each step but those of prompts; rows: on the CPU */
+    /* Of each step but those of prompts; rows: on the CPU. While a GPU computes the early layers of `mixed`
+     * nothing waits. */
+    struct waits tables, rows;
     struct {
         uint64_t sparse;    /* steps, that one included if it is one */
         uint32_t offloaded; /* layers, from that step on */

@@ -314,7 +314,7 @@ static void launch_rows(struct gather_gpu *g)
         m.count = list->count;
         m.first_layer = low;
         m.row_count = g->sequences;
-        device_gpu_queued(g->device, g->device->api->gather(&m, g->device->stream));
+        device_gpu_writes(g->device, g->device->api->gather(&m, g->device->stream));
     }
 }
 
@@ -409,8 +409,10 @@ static void launch_segment(struct gather_gpu *g, uint32_t from)
     m.moves = device;
     m.count = sum.entries;
     m.row_count = sum.rows;
-    device_gpu_queued(g->device, key->kind == GATHER_PAGES ? g->device->api->gather(&m, g->device->stream)
-                                                           : g->device->api->scatter(&m, g->device->stream));
+    if (key->kind == GATHER_PAGES)
+        device_gpu_writes(g->device, g->device->api->gather(&m, g->device->stream));
+    else
+        device_gpu_queued(g->device, g->device->api->scatter(&m, g->device->stream));
 }
 
 /* ---- pages into slots ---- */
@@ -456,7 +458,7 @@ static uint32_t launch_move(struct gather_gpu *g, uint32_t from)
         .heads = all->blocks->layout.row_heads};
     /* One sequence: row 0 and layer 0 of either table are its own. */
     c.to.at += ((uint64_t)s->index * g->layers + key->layer) * g->slabs_max;
-    device_gpu_queued(g->device, g->device->api->copy_pieces(&c, g->device->stream));
+    device_gpu_writes(g->device, g->device->api->copy_pieces(&c, g->device->stream));
     return end;
 }
 

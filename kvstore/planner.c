@@ -584,7 +584,9 @@ void planner_raise_rows(struct planner *p, uint32_t run)
     struct control_flag *flag = planner_flag(p, FLAG_ROWS_READY + run);
     if (planner_error(p))
         return; /* nothing is known to be in place */
-    if (p->device.gpu && !device_gpu_idle(p->device.gpu))
+    /* Rows on their way to the arena lie where the decoder writes only in slots and in staging buffers. */
+    bool pages = p->step.kind == STEP_SPARSE && residency_layers(p) == p->layout.layers;
+    if (p->device.gpu && !(pages ? device_gpu_settled(p->device.gpu) : device_gpu_idle(p->device.gpu)))
         device_gpu_raise(p->device.gpu, flag, p->step.step);
     else
         flag_raise(flag, p->step.step);

@@ -194,9 +194,9 @@ void planner_raise_rows(struct planner *planner, uint32_t run);
 void planner_break(struct planner *planner, const char *why);
 void planner_finish_close(struct planner *planner, struct sequence *sequence);
 
-/* Makes a waiting next set known to the tables' side: stages or commits it as far as the step in flight
- * allows. */
-void planner_settle(struct planner *planner, struct sequence *sequence);
+/* Makes the waiting next sets of sequences known to the tables' side: stages or commits them as far as the
+ * step in flight allows. */
+void planner_settle(struct planner *planner, struct sequence *const *sequences, uint32_t count);
 
 /* Adds jobs for loads and fills in layers [layer, end), counting their bytes. */
 void planner_gather_layers(struct planner *planner, struct sequence *sequence, uint32_t layer, uint32_t end);

@@ -33,15 +33,22 @@ void planner_gather_done(struct planner *p, struct sequence *s)
     e->loads.count = e->fills.count = 0;
 }
 
-/* Gathers all loads and fills of a sequence in all offloaded layers and counts them. */
-static void gather_all(struct planner *p, struct sequence *s)
+/* Gathers all loads and fills of the sequences in all offloaded layers and counts them. */
+static void gather_all(struct planner *p, struct sequence *const *all, uint32_t count)
 {
-    if (s->elastic.loads.count + s->elastic.fills.count == 0)
-        return;
+    uint64_t rows = 0;
     int64_t from = clock_now_ns();
-    planner_gather_layers(p, s, residency_layers(p), p->layout.layers);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t own = all[i]->elastic.loads.count + all[i]->elastic.fills.count;
+        if (own)
+            planner_gather_layers(p, all[i], residency_layers(p), p->layout.layers);
+        rows += own;
+    }
+    if (!rows)
+        return;
     gather_run(&p->gather);
-    planner_gather_done(p, s);
+    for (uint32_t i = 0; i < count; i++)
+        planner_gather_done(p, all[i]);
     p->totals.gather_ns += clock_now_ns() - from;
 }
 
@@ -121,21 +128,47 @@ static void receive_pending(struct planner *p, struct sequence *s)
     sequence_pending_free(&pending);
 }
 
-void planner_settle(struct planner *p, struct sequence *s)
+struct settle_work {
+    struct planner *planner;
+    struct sequence *ready[LIMIT_SEQUENCES];
+    uint32_t count;
+};
+
+/* A set that waits and may be used, or may be given slots. (Where nothing is kept, none are.) */
+static bool may_settle(const struct planner *p, const struct sequence *s)
 {
-    struct elastic *e = &s->elastic;
-    for (;;) {
-        if (e->next == ELASTIC_NONE && s->pending)
-            receive_pending(p, s);
-        if (e->next == ELASTIC_NONE || !may_commit(p, s))
-            break;
-        elastic_commit(e, &s->counters);
-        gather_all(p, s);
-    }
-    if (e->next == ELASTIC_RECEIVED && e->next_limit <= s->committed) {
-        elastic_stage(e);
-        gather_all(p, s);
-    }
+    const struct elastic *e = &s->elastic;
+    if (e->next == ELASTIC_NONE)
+        return false;
+    return may_commit(p, s) || (e->next == ELASTIC_RECEIVED && !e->reload && e->next_limit <= s->committed);
+}
+
+static void settle_one(void *arg, int index, int thread)
+{
+    (void)thread;
+    const struct settle_work *work = arg;
+    struct sequence *s = work->ready[index];
+    if (may_commit(work->planner, s))
+        elastic_commit(&s->elastic, &s->counters);
+    else
+        elastic_stage(&s->elastic);
+}
+
+void planner_settle(struct planner *p, struct sequence *const *all, uint32_t count)
+{
+    struct settle_work work = {.planner = p};
+    CHECK(count <= LIMIT_SEQUENCES);
+    do {
+        work.count = 0;
+        for (uint32_t i = 0; i < count; i++) {
+            if (all[i]->elastic.next == ELASTIC_NONE && all[i]->pending)
+                receive_pending(p, all[i]);
+            if (may_settle(p, all[i]))
+                work.ready[work.count++] = all[i];
+        }
+        pool_run(p->pool, (int)work.count, settle_one, &work);
+        gather_all(p, work.ready, work.count);
+    } while (work.count);
 }
 
 /* One list of one entry. */
@@ -306,11 +339,14 @@ void planner_topk(struct planner *p, const struct msg *msg)
             put_aside(p, a->sequence, &a->set);
     }
     planner_advance(p); /* a step that waited for just this goes first */
+    struct sequence *arrived[LIMIT_SEQUENCES];
+    uint32_t count = 0;
     for (uint32_t i = 0; i < t->entry_count; i++)
         if (arrivals[i].sequence && arrivals[i].sequence->record == NULL)
             arrivals[i].sequence = NULL; /* closed by what advanced */
         else if (arrivals[i].sequence)
-            planner_settle(p, arrivals[i].sequence);
+            arrived[count++] = arrivals[i].sequence;
+    planner_settle(p, arrived, count);
     struct draft_work work = {p, arrivals};
     from = clock_now_ns();
     if (!p->broken)

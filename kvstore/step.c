@@ -387,6 +387,19 @@ static bool sets_at_hand(const struct step *step, uint32_t phase)
     return true;
 }
 
+/* Next sets of the step's sequences that may be settled now. */
+static void settle_parts(struct planner *p)
+{
+    struct sequence *all[LIMIT_SEQUENCES];
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < p->step.parts; i++) {
+        struct sequence *s = p->step.part[i].sequence;
+        if (s && s->record && s->budget && !s->closing)
+            all[count++] = s;
+    }
+    planner_settle(p, all, count);
+}
+
 static bool sets_advance(struct planner *p)
 {
     struct step *step = &p->step;
@@ -397,10 +410,8 @@ static bool sets_advance(struct planner *p)
         if (!sets_at_hand(step, phase))
             return moved;
         phase_publish(p, phase);
-        for (uint32_t i = 0; i < step->parts && phase == 0; i++)
-            if (step->part[i].sequence)
-                planner_settle(
-                    p, step->part[i].sequence); /* the late set may have waited behind the early one */
+        if (phase == 0) /* the late set may have waited behind the early one */
+            settle_parts(p);
         moved = true;
     }
     return moved;
@@ -569,16 +580,25 @@ static bool written(struct planner *p)
     return true;
 }
 
-static void pay_debts(struct planner *p, struct sequence *s)
+static void pay_debts(struct planner *p)
 {
-    if (s->debt_layers == 0)
-        return;
-    uint32_t range[3] = {s->debts, residency_layers(p), s->debt_layers};
-    s->counters.bytes_loaded += gather_rows(&p->gather, s, &s->elastic.loads, range);
+    struct step *step = &p->step;
+    for (uint32_t i = 0; i < step->parts; i++) {
+        struct sequence *s = step->part[i].sequence;
+        if (!s || s->debt_layers == 0)
+            continue;
+        uint32_t range[3] = {s->debts, residency_layers(p), s->debt_layers};
+        s->counters.bytes_loaded += gather_rows(&p->gather, s, &s->elastic.loads, range);
+    }
     gather_run(&p->gather);
-    s->debt_layers = 0;
-    planner_gather_done(p, s);
-    s->loaded = 0; /* they are in the count of the step that is over */
+    for (uint32_t i = 0; i < step->parts; i++) {
+        struct sequence *s = step->part[i].sequence;
+        if (!s || s->debt_layers == 0)
+            continue;
+        s->debt_layers = 0;
+        planner_gather_done(p, s);
+        s->loaded = 0; /* they are in the count of the step that is over */
+    }
 }
 
 static bool consumed(struct planner *p)
@@ -587,18 +607,17 @@ static bool consumed(struct planner *p)
     if (!flag_reached(planner_flag(p, FLAG_STEP_CONSUMED), step->step))
         return false;
     step_end(p);
+    pay_debts(p);
     for (uint32_t i = 0; i < step->parts; i++) {
-        struct sequence *s = step->part[i].sequence;
-        if (step->part[i].leaving)
-            planner_finish_close(p, step->part[i].leaving);
-        if (!s)
+        struct step_part *part = &step->part[i];
+        if (part->leaving)
+            planner_finish_close(p, part->leaving);
+        if (!part->sequence || !part->sequence->closing)
             continue;
-        pay_debts(p, s);
-        if (s->closing)
-            planner_finish_close(p, s);
-        else if (s->budget)
-            planner_settle(p, s);
+        planner_finish_close(p, part->sequence);
+        part->sequence = NULL;
     }
+    settle_parts(p);
     residency_review(p);
     trace(TRACE_CONSUMED, step->step - 1);
     return true;

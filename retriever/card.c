@@ -30,6 +30,10 @@ void card_must(struct card *c, int rc, const char *what)
     struct err err = {0};
     if (rc >= 0)
         return;
+    if (c->capturing) { /* nothing has been done yet: find_graph goes on without */
+        c->capture_rc = c->capture_rc ? c->capture_rc : rc;
+        return;
+    }
     if (c->api->check(c->gpu, &err) == 0)
         err_set(&err, rc, "%s", strerror(-rc));
     log_error("GPU %s: %s: %s", c->api->info(c->gpu)->uuid, what, err.text);

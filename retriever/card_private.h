@@ -128,6 +128,8 @@ struct card {
     struct card_graph graphs[CARD_GRAPHS];
     struct card_shape seen; /* of the last step: a shape that comes twice is captured */
     uint64_t graph_clock, graph_steps;
+    bool capturing, no_graphs; /* no_graphs: a capture failed */
+    int capture_rc;            /* of the capture that goes on, the first error */
     void *owned[6 * HEAD_GROUPS_MAX + 32];
     int owned_count;
     void *pinned[10];

@@ -14,6 +14,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/trace.h"
 #include "retriever/card_private.h"
 
@@ -447,16 +448,34 @@ static bool has_shape(const struct card *c, const struct rank_item *items, const
     return true;
 }
 
+/* NULL where it cannot be: steps are queued launch by launch then. */
 static struct gpu_graph *capture(struct card *c, const struct rank_item *items, const struct course *plan)
 {
     struct gpu_graph *graph = NULL;
     struct course copy = *plan;
+    struct err err = {0};
+    uint32_t ticket = c->ticket;
     card_prepare_products(c, c->query_count);
-    card_must(c, c->api->capture_begin(c->stream, NULL), "capture");
-    queue_course(c, items, &copy);
-    card_must(c, c->api->capture_end(c->gpu, c->stream, &graph, NULL), "capture");
-    CHECK(c->api->graph_flags(graph) == plan->count);
-    return graph;
+    c->capture_rc = c->api->capture_begin(c->stream, &err);
+    if (c->capture_rc == 0) {
+        c->capturing = true;
+        queue_course(c, items, &copy);
+        c->capturing = false;
+        int end = c->api->capture_end(c->gpu, c->stream, &graph, &err);
+        c->capture_rc = c->capture_rc < 0 ? c->capture_rc : end;
+        c->lane_used[0] = c->lane_used[1] = false;
+        c->next_lane = 0;
+    }
+    c->ticket = ticket; /* none of them was queued */
+    if (c->capture_rc == 0 && c->api->graph_flags(graph) == plan->count)
+        return graph;
+    log_warn("GPU %s: steps are queued launch by launch: %s", c->api->info(c->gpu)->uuid,
+             err.code ? err.text : strerror(-c->capture_rc));
+    c->api->check(c->gpu, NULL); /* what is told here is over */
+    if (graph)
+        c->api->graph_free(&graph);
+    c->no_graphs = true;
+    return NULL;
 }
 
 /* The graph of a step's shape: kept, or made in place of the one used longest ago when the shape comes for
@@ -466,7 +485,7 @@ static struct gpu_graph *find_graph(struct card *c, const struct rank_item *item
     struct card_shape shape, before = c->seen;
     struct card_graph *oldest = &c->graphs[0];
     c->seen = (struct card_shape){0};
-    if (!has_shape(c, items, plan, &shape))
+    if (c->no_graphs || !has_shape(c, items, plan, &shape))
         return NULL;
     c->seen = shape;
     for (int i = 0; i < CARD_GRAPHS; i++) {
@@ -482,7 +501,7 @@ static struct gpu_graph *find_graph(struct card *c, const struct rank_item *item
         return NULL;
     if (oldest->graph)
         c->api->graph_free(&oldest->graph);
-    *oldest = (struct card_graph){shape, capture(c, items, plan), ++c->graph_clock};
+    *oldest = (struct card_graph){.graph = capture(c, items, plan), .shape = shape, .used = ++c->graph_clock};
     return oldest->graph;
 }
 
