@@ -39,6 +39,7 @@ struct device {
     struct scheduler *scheduler;
     struct backlog *backlog, **backlog_end;
     atomic_int stop;
+    atomic_uint losses;    /* of the retriever: a step that waits for it learns of it by this */
     pthread_mutex_t mutex; /* of `figures` */
     struct device_figures figures;
 };
@@ -227,9 +228,11 @@ static int obey(struct device *d, struct order *order, struct err *err)
     case ORDER_RETRIEVER:
         scheduler_retriever(d->scheduler, &order->msg);
         break;
-    case ORDER_RETRIEVER_READY:
     case ORDER_RETRIEVER_LOST:
-        return scheduler_retriever_ready(d->scheduler, order->kind == ORDER_RETRIEVER_READY, err);
+        stepper_retriever_lost(d->stepper);
+        return scheduler_retriever_ready(d->scheduler, 0, err);
+    case ORDER_RETRIEVER_READY:
+        return scheduler_retriever_ready(d->scheduler, 1, err);
     case ORDER_WAKE:
     case ORDER_ATTACH:
         break;
@@ -307,6 +310,7 @@ struct device *device_start(const struct device_options *options, struct mailbox
 void device_attach(struct device *d, const struct stepper_attachment *attachment, uint64_t head)
 {
     d->attachment = *attachment;
+    d->attachment.losses = &d->losses;
     d->head = head;
     struct order *order = mem_alloc(1, sizeof *order);
     order->kind = ORDER_ATTACH;
@@ -315,6 +319,8 @@ void device_attach(struct device *d, const struct stepper_attachment *attachment
 
 int device_order(struct device *d, struct order *order)
 {
+    if (order->kind == ORDER_RETRIEVER_LOST)
+        atomic_fetch_add(&d->losses, 1);
     return mailbox_put(d->orders, order);
 }
 

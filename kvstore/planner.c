@@ -561,6 +561,8 @@ void planner_commit(struct planner *p, bool wait)
 {
     struct commit *c = &p->commit;
     struct device_gpu *gpu = p->device.gpu;
+    if (wait)
+        step_write_owed(p);
     if (!c->waits)
         return;
     if (gpu && !device_gpu_passed(gpu, c->ticket)) {
@@ -601,11 +603,14 @@ const struct err *planner_error(const struct planner *p)
 
 void planner_advance(struct planner *p)
 {
+    int64_t begin_ns = clock_now_ns();
     if (planner_busy(p))
         device_gpu_look(p->device.gpu);
     planner_commit(p, false);
     while (p->attached && !p->broken && !planner_error(p) && step_advance(p))
         continue;
+    if (p->commit.owed && begin_ns - p->step.ended_ns > PLANNER_NEAR_NS)
+        step_write_owed(p);
 }
 
 bool planner_idle(struct planner *p, int64_t now_ns)

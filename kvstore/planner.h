@@ -81,8 +81,9 @@ struct residency {
     uint32_t staging_layers;
 };
 
-struct commit { /* rows that are on their way into the arena (GPU) */
-    bool waits;
+struct commit {            /* rows that are on their way into the arena (GPU) */
+    bool owed;             /* they are still to be queued: step_write_owed */
+    bool waits;            /* they are */
     uint32_t ticket, step; /* there when the stream has passed the ticket */
     uint32_t parts;
     struct {
@@ -90,6 +91,9 @@ struct commit { /* rows that are on their way into the arena (GPU) */
         uint32_t end;
     } part[LIMIT_SEQUENCES];
 };
+
+/* On a GPU the next step follows that close at the heels of a sparse one, mostly. */
+#define PLANNER_NEAR_NS (INT64_C(300) * 1000)
 
 struct planner_totals { /* since the start */
     uint64_t steps_dense, steps_sparse, steps_record, sets, sets_refused, opened, refused, closed;

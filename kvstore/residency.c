@@ -377,6 +377,7 @@ int residency_apply(struct planner *p, uint32_t version)
         return -EPROTO;
     uint32_t runs = r->runs_of[version % CONTROL_RESIDENT_RING];
     int64_t from = clock_now_ns();
+    bool moves = runs != r->resident;
     r->version = version;
     if (runs < r->runs && staging_take(p) < 0)
         return -ENOSPC;
@@ -388,7 +389,7 @@ int residency_apply(struct planner *p, uint32_t version)
     }
     if (runs == r->runs)
         staging_give(p);
-    p->totals.move_ns += clock_now_ns() - from;
+    p->totals.move_ns += moves ? clock_now_ns() - from : 0;
     return 0;
 }
 

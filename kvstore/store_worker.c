@@ -19,11 +19,11 @@
 #include "base/mailbox.h"
 #include "base/thread.h"
 #include "kvstore/residency.h"
+#include "kvstore/step.h"
 #include "link/flag.h"
 
 enum { QUEUE = 4096, HOUSEKEEPING_MS = 1000, CALL_S = 120 };
-#define RUN_SLICE_NS (20 * CLOCK_MS)       /* how long a wait for RUN_CONSUMED may keep commands waiting */
-#define NEAR_NS      (300 * INT64_C(1000)) /* behind a sparse step, how long the next is looked for */
+#define RUN_SLICE_NS (20 * CLOCK_MS) /* how long a wait for RUN_CONSUMED may keep commands waiting */
 
 struct call {                       /* what the loop thread waits for */
     const struct kv_layout *layout; /* NULL: get rid of the planner */
@@ -414,7 +414,7 @@ static bool step_is_near(const struct store_worker *w)
 {
     const struct step *step = w->planner ? &w->planner->step : NULL;
     return w->gpu && step && step->state == STEP_IDLE && step->kind == STEP_SPARSE &&
-           clock_now_ns() - step->ended_ns < NEAR_NS;
+           clock_now_ns() - step->ended_ns < PLANNER_NEAR_NS;
 }
 
 static void sleep_until_news(struct store_worker *w, int timeout_ms)
@@ -431,6 +431,8 @@ static void sleep_until_news(struct store_worker *w, int timeout_ms)
     int r = 0;
     while (r == 0 && step_is_near(w))
         r = poll(wait, count, 0);
+    if (r == 0 && w->planner)
+        step_write_owed(w->planner);
     if (r == 0)
         r = poll(wait, count, timeout_ms);
     CHECK(r >= 0 || errno == EINTR);

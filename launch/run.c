@@ -363,7 +363,9 @@ static void on_tick(void *arg)
 {
     struct run *run = arg;
     send_requests(run);
-    if ((run->stage == CANCELLING || run->stage == SETTLING) && clock_now_ns() >= run->deadline_ns)
+    int64_t over = clock_now_ns() - run->deadline_ns;
+    bool waits = run->stage == SETTLING && over < SUPERVISE_ENDING_NS && supervise_ending(run->supervise);
+    if ((run->stage == CANCELLING || run->stage == SETTLING) && over >= 0 && !waits)
         finish(run);
 }
 

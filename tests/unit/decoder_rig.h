@@ -47,6 +47,7 @@ struct rig {
     uint32_t told[64];                    /* positions that the retriever has, by request */
     uint32_t places;                      /* sequences that the store takes */
     uint32_t opened, closed, selects;
+    atomic_uint losses; /* of the retriever */
 };
 
 /* A token goes out only when it stands in a record that was posted. */
@@ -143,7 +144,8 @@ static inline void rig_open_on(struct rig *g, const char *model, int on_gpu)
                                    .context_max = STORE_CONTEXT};
     layout_set_groups(&g->layout, 2);
     store_start_on(&g->store, &g->layout, 2, g->device ? g->device->api : NULL);
-    struct stepper_attachment attachment = {g->layout, g->store.control, g->store.device, g->store.bell, 2};
+    struct stepper_attachment attachment = {g->layout, g->store.control, g->store.device, g->store.bell,
+                                            2,         &g->losses};
     if (!on_gpu)
         g->stepper = stepper_create(&attachment, g->pass);
     else if (stepper_create_gpu(&attachment, g->pass_gpu, &g->stepper, &err) < 0)

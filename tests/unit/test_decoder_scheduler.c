@@ -238,6 +238,32 @@ static void test_faults(void **state)
     rig_close(&g);
 }
 
+/* The retriever is lost while a sparse step waits for its selections, which then never come: the wait ends
+ * long before its deadline. One that this thread has heard of ends nothing, nor does one in a prompt. */
+static void test_retriever_lost(void **state)
+{
+    (void)state;
+    static struct rig g;
+    rig_open(&g);
+    struct err err = {0};
+    int64_t begin = clock_now_ns();
+    int r = 0;
+    ask(&g, 1, 1, PROMPT, plain(4, 0, 0));
+    stepper_retriever_lost(g.stepper);
+    atomic_store(&g.losses, 1);
+    store_allow(&g.store, (PROMPT + CHUNK - 1) / CHUNK); /* and no sparse step */
+    while (stepper_times(g.stepper)->dense == 0)
+        turn(&g);
+    atomic_store(&g.losses, 2);
+    while ((r = scheduler_turn(g.scheduler, &err)) >= 0)
+        answer(&g);
+    assert_int_equal(r, -EPIPE);
+    assert_int_equal(stepper_times(g.stepper)->sparse, 1);
+    assert_non_null(strstr(err.text, "retriever is gone, and step "));
+    assert_true(clock_now_ns() - begin < STEPPER_WAIT_S * CLOCK_S / 2);
+    rig_close(&g);
+}
+
 /* The store dies while a step waits for it. */
 static void *abort_when_posted(void *arg)
 {
@@ -338,12 +364,13 @@ static void test_residents(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_mixture),   cmocka_unit_test(test_cancel),
-        cmocka_unit_test(test_no_room),   cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_stop),      cmocka_unit_test(test_context_edges),
-        cmocka_unit_test(test_sampling),  cmocka_unit_test(test_faults),
-        cmocka_unit_test(test_abort),     cmocka_unit_test(test_selects),
-        cmocka_unit_test(test_residents), cmocka_unit_test(test_staging),
+        cmocka_unit_test(test_mixture),        cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_no_room),        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_stop),           cmocka_unit_test(test_context_edges),
+        cmocka_unit_test(test_sampling),       cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_retriever_lost), cmocka_unit_test(test_abort),
+        cmocka_unit_test(test_selects),        cmocka_unit_test(test_residents),
+        cmocka_unit_test(test_staging),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -105,6 +105,39 @@ static void test_host_raises_when_idle(void **state)
     fake_free(f);
 }
 
+/* Without slots the tables of a step come before the rows of the one that it follows. */
+static void test_rows_are_written_behind_the_next_tables(void **state)
+{
+    (void)state;
+    struct planner_options options = fake_options();
+    struct fake *f = fake_create(&options, 36);
+    struct fake_sequence *s = &f->sequences[0];
+    struct fake_step step = {
+        .kind = STEP_SPARSE, .selection = SELECTION_CURRENT, .entries = 1, .sequence = {s}, .count = {1}};
+    fake_open(f, s, 1, &SPARSE);
+    fake_prefill(f, s);
+    for (uint32_t i = 0; i < 20; i++) {
+        fake_select(f, &step, 0);
+        fake_post(f, &step);
+        assert_true(fake_up(f, FLAG_TABLES_LATE));
+        assert_false(f->planner->commit.owed);
+        fake_layers(f, &step, 0, f->layout.layers);
+        flag_raise(control_flag_at(f->h, FLAG_KV_WRITTEN), f->step);
+        flag_raise(control_flag_at(f->h, FLAG_STEP_CONSUMED), f->step);
+        planner_advance(f->planner);
+        assert_true(f->planner->commit.owed);
+        assert_false(fake_up(f, FLAG_COMMITTED));
+        s->next++;
+        f->step++;
+    }
+    f->step--;
+    assert_true(fake_comes(f, FLAG_COMMITTED)); /* nothing follows: some time later */
+    f->step++;
+    fake_check_host(f, s, 0, s->next);
+    assert_int_equal(planner_close(f->planner, 1, 1), 0);
+    fake_free(f);
+}
+
 /* Gathers and flags of a step are queued when its decoder dies: they end, the flags stay aborted, and what is
  * handed out again is not written by what was queued before. */
 static void test_decoder_dies_with_work_queued(void **state)
@@ -275,9 +308,13 @@ static void test_odd_pieces_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_planner_waits_for_no_stream),   cmocka_unit_test(test_host_raises_when_idle),
-        cmocka_unit_test(test_decoder_dies_with_work_queued), cmocka_unit_test(test_arena_of_chunks),
-        cmocka_unit_test(test_pinned_memory_goes_round),      cmocka_unit_test(test_odd_pieces_are_refused),
+        cmocka_unit_test(test_planner_waits_for_no_stream),
+        cmocka_unit_test(test_host_raises_when_idle),
+        cmocka_unit_test(test_rows_are_written_behind_the_next_tables),
+        cmocka_unit_test(test_decoder_dies_with_work_queued),
+        cmocka_unit_test(test_arena_of_chunks),
+        cmocka_unit_test(test_pinned_memory_goes_round),
+        cmocka_unit_test(test_odd_pieces_are_refused),
     };
     return cmocka_run_group_tests(tests, fake_gpu_setup, fake_gpu_teardown);
 }
