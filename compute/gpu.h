@@ -22,7 +22,7 @@
 #include "compute/cuda/kernels.h"
 #include "compute/cuda/sets.h"
 
-#define GPU_API_VERSION 5
+#define GPU_API_VERSION 6
 #define GPU_API_SYMBOL  "specontext_gpu_api" /* const struct gpu_api *specontext_gpu_api(void) */
 #define GPU_IPC_BYTES   64
 
@@ -128,6 +128,7 @@ struct gpu_api {
     int (*rope_angles)(const struct cuda_rope_angles *, struct CUstream_st *);
     int (*rope)(const struct cuda_rope *, struct CUstream_st *);
     int (*kv_write)(const struct cuda_kv_write *, struct CUstream_st *);
+    int (*rope_write)(const struct cuda_rope *, const struct cuda_kv_write *, struct CUstream_st *);
     int (*gather)(const struct cuda_moves *, struct CUstream_st *);
     int (*scatter)(const struct cuda_moves *, struct CUstream_st *);
     int (*copy_pieces)(const struct cuda_copies *, struct CUstream_st *);

@@ -188,7 +188,7 @@ static int make_stepper(struct device *d, struct err *err)
         d->stepper = stepper_create(at, d->pass);
         return 0;
     }
-    int r = pass_gpu_create(d->gpu, d->options.model, d->weights, &options, &d->pass_gpu, err);
+    int r = pass_gpu_create(d->gpu, model_config(d->options.model), d->weights, &options, &d->pass_gpu, err);
     return r < 0 ? r : stepper_create_gpu(at, d->pass_gpu, &d->stepper, err);
 }
 

@@ -55,9 +55,10 @@ struct pass_gpu_batch {
     const uint32_t *rows;      /* [n] table rows; row_count and more: nothing is written or attended. Read
                                    from the first layer's source on */
     uint32_t row_count;
-    const uint32_t *counts;        /* [n] position + 1; needed where lists are identities */
-    uint32_t count_max;            /* the largest of them */
-    const struct cuda_span *spans; /* prompts: attention by spans; NULL: by lists */
+    const uint32_t *counts; /* [n] position + 1; needed where lists are identities */
+    uint32_t count_max;     /* the largest of them */
+    /* Prompts: attention by spans. NULL: by lists, one token a sequence, which stands last in its list. */
+    const struct cuda_span *spans;
     uint32_t span_count, span_max;
     uint32_t logits;        /* rows that are wanted, in the order of `wanted` */
     const uint32_t *wanted; /* [logits] tokens; NULL: all */
@@ -71,10 +72,11 @@ struct pass_gpu_sampling {                      /* the device's addresses, or ma
     int32_t *ret_ids;                           /* [logits] -1: not finite */
 };
 
-/* Allocates all activations. -ENOTSUP for models whose heads the kernels do not serve. `weights` (of this
- * model) and `device` are borrowed. */
-int pass_gpu_create(struct gpu_device *device, const struct model *model, const struct weights_gpu *weights,
-                    const struct pass_gpu_options *options, struct pass_gpu **ret_pass, struct err *err);
+/* Allocates all activations. -ENOTSUP for models whose heads the kernels do not serve. `config`, `weights`
+ * (of that model) and `device` are borrowed. */
+int pass_gpu_create(struct gpu_device *device, const struct model_config *config,
+                    const struct weights_gpu *weights, const struct pass_gpu_options *options,
+                    struct pass_gpu **ret_pass, struct err *err);
 void pass_gpu_free(struct pass_gpu **pass);
 
 /* Plans the products of a batch of n tokens and `logits` rows. */

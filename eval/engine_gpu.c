@@ -118,7 +118,7 @@ int engine_gpu_open(const struct engine_gpu_options *o, struct engine_gpu **ret,
         r = weights_gpu_create(g->device, o->model, o->threads, NULL, &g->weights, err);
     }
     if (r == 0)
-        r = pass_gpu_create(g->device, o->model, g->weights, &limits, &g->pass, err);
+        r = pass_gpu_create(g->device, model_config(o->model), g->weights, &limits, &g->pass, err);
     if (r == 0)
         r = open_memory(g, err);
     if (r < 0)

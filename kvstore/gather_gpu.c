@@ -422,43 +422,94 @@ static uint32_t job_slots(const struct gather_job *job)
     return elastic_head(&job->sequence->elastic, job->group, job->head)->used;
 }
 
-/* All row heads of one sequence and range of layers: neighbouring jobs. Returns the end of them. */
-static uint32_t launch_move(struct gather_gpu *g, uint32_t from)
+struct move_part { /* all row heads of one sequence and range of layers: neighbouring jobs */
+    const struct gather_job *jobs;
+    uint32_t job_count, copies, pages;
+    uint64_t at, copies_bytes,
+        bytes; /* in the launch's piece of pinned memory: copies, then places of pages */
+};
+
+struct move_work {
+    const struct move_part *parts;
+    uint8_t *host;
+};
+
+/* Returns the end of its jobs. */
+static uint32_t find_move(const struct gather *all, uint32_t from, struct move_part *ret)
+{
+    const struct gather_job *key = &all->jobs[from];
+    uint32_t end = from;
+    *ret = (struct move_part){.jobs = key, .pages = sequence_pages(key->sequence->committed)};
+    for (; end < all->count && same_launch(&all->jobs[end], key) && all->jobs[end].sequence == key->sequence;
+         end++)
+        ret->copies += job_slots(&all->jobs[end]);
+    ret->job_count = end - from;
+    ret->copies_bytes = (ret->copies * sizeof(struct cuda_copy) + 7) / 8 * 8;
+    ret->bytes = ret->copies_bytes + (uint64_t)(key->end_layer - key->layer) * ret->pages * sizeof(uint64_t);
+    return end;
+}
+
+static void fill_move(void *arg, int index, int thread)
+{
+    (void)thread;
+    const struct move_work *work = arg;
+    const struct move_part *part = &work->parts[index];
+    const struct gather_job *key = part->jobs;
+    struct cuda_copy *copies = (struct cuda_copy *)(work->host + part->at);
+    uint64_t *at = (uint64_t *)(work->host + part->at + part->copies_bytes);
+    for (uint32_t l = 0; l < key->end_layer - key->layer; l++)
+        memcpy(at + (size_t)l * part->pages, key->pages + (size_t)l * key->stride, part->pages * sizeof *at);
+    for (uint32_t i = 0; i < part->job_count; i++) {
+        const struct gather_job *job = &part->jobs[i];
+        const struct elastic_head *h = elastic_head(&job->sequence->elastic, job->group, job->head);
+        for (uint32_t slot = 0; slot < h->used; slot++)
+            *copies++ = (struct cuda_copy){.from = h->position_of[slot], .to = slot, .head = job->head};
+    }
+}
+
+static void launch_move(struct gather_gpu *g, const struct move_part *part, const uint8_t *device)
+{
+    const struct gather_job *key = part->jobs;
+    uint32_t layers = key->end_layer - key->layer;
+    struct cuda_copies c = {.from = pages_view(g, (const uint64_t *)(device + part->at + part->copies_bytes),
+                                               layers, part->pages),
+                            .to = slots_view(g),
+                            .copies = (const struct cuda_copy *)(device + part->at),
+                            .count = part->copies,
+                            .layers = layers,
+                            .row_count = 1,
+                            .heads = g->gather->blocks->layout.row_heads};
+    /* One sequence: row 0 and layer 0 of either table are its own. */
+    c.to.at += ((uint64_t)key->sequence->index * g->layers + key->layer) * g->slabs_max;
+    if (part->copies > 0)
+        device_gpu_writes(g->device, g->device->api->copy_pieces(&c, g->device->stream));
+}
+
+/* Neighbouring jobs of one range of layers, as many sequences as the pinned memory takes: their lists are
+ * filled by all threads. Returns the end of them. */
+static uint32_t launch_moves(struct gather_gpu *g, uint32_t from)
 {
     struct gather *all = g->gather;
-    struct gather_job *key = &all->jobs[from];
-    struct sequence *s = key->sequence;
-    uint32_t end = from, count = 0, layers = key->end_layer - key->layer;
-    for (; end < all->count && same_launch(&all->jobs[end], key) && all->jobs[end].sequence == s; end++)
-        count += job_slots(&all->jobs[end]);
-    send_slabs(g, s, key->layer, key->end_layer);
-    uint32_t pages = sequence_pages(s->committed);
-    uint64_t copies_bytes = (count * sizeof(struct cuda_copy) + 7) / 8 * 8;
-    void *device = NULL;
-    struct cuda_copy *copies =
-        count == 0 ? NULL : device_gpu_take(g->device, copies_bytes + (uint64_t)layers * pages * 8, &device);
-    if (!copies)
-        return end;
-    uint64_t *at = (uint64_t *)((uint8_t *)copies + copies_bytes);
-    for (uint32_t l = 0; l < layers; l++)
-        memcpy(at + (size_t)l * pages, key->pages + (size_t)l * key->stride, pages * sizeof *at);
-    for (uint32_t i = from; i < end; i++) {
-        const struct elastic_head *h = elastic_head(&s->elastic, all->jobs[i].group, all->jobs[i].head);
-        for (uint32_t slot = 0; slot < h->used; slot++)
-            *copies++ =
-                (struct cuda_copy){.from = h->position_of[slot], .to = slot, .head = all->jobs[i].head};
+    struct move_part parts[LIMIT_SEQUENCES];
+    uint32_t count = 0, end = from;
+    uint64_t bytes = 0;
+    while (end < all->count && count < LIMIT_SEQUENCES && same_launch(&all->jobs[end], &all->jobs[from])) {
+        uint32_t next = find_move(all, end, &parts[count]);
+        if (count > 0 && bytes + parts[count].bytes > g->device->buffer_bytes)
+            break;
+        parts[count].at = bytes;
+        bytes += parts[count++].bytes;
+        end = next;
     }
-    struct cuda_copies c = {
-        .from = pages_view(g, (const uint64_t *)((const uint8_t *)device + copies_bytes), layers, pages),
-        .to = slots_view(g),
-        .copies = device,
-        .count = count,
-        .layers = layers,
-        .row_count = 1,
-        .heads = all->blocks->layout.row_heads};
-    /* One sequence: row 0 and layer 0 of either table are its own. */
-    c.to.at += ((uint64_t)s->index * g->layers + key->layer) * g->slabs_max;
-    device_gpu_writes(g->device, g->device->api->copy_pieces(&c, g->device->stream));
+    for (uint32_t i = 0; i < count; i++)
+        send_slabs(g, parts[i].jobs->sequence, parts[i].jobs->layer, parts[i].jobs->end_layer);
+    void *device = NULL;
+    struct move_work work = {parts, bytes ? device_gpu_take(g->device, bytes, &device) : NULL};
+    if (!work.host)
+        return end;
+    pool_run(all->pool, (int)count, fill_move, &work);
+    for (uint32_t i = 0; i < count; i++)
+        launch_move(g, &parts[i], device);
     return end;
 }
 
@@ -490,7 +541,7 @@ void gather_gpu_run(struct gather_gpu *g)
     launch_rows(g);
     for (uint32_t i = 0; i < all->count && !device_gpu_failed(g->device);) {
         if (all->jobs[i].kind == GATHER_MOVE) {
-            i = launch_move(g, i);
+            i = launch_moves(g, i);
             continue;
         }
         if (all->jobs[i].launch == NO_LAUNCH)

@@ -539,6 +539,7 @@ static int start(struct bench *b, struct err *err)
                               .context = b->context,
                               .head = b->head,
                               .sequences = b->options.parallel,
+                              .requests = 1u << 16, /* rounds without end: what host memory there is */
                               .budget = run_options_budget_max(&b->options.run, b->context)};
     return session_start(&config, &plan, &b->supervise, &b->client, err);
 }

@@ -5,6 +5,8 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "proto/memory.h"
+
 static struct memory_gpu_head head_of(const struct model *model, const struct head *head)
 {
     const struct model_config *m = model_config(model);
@@ -70,7 +72,11 @@ void gpu_memory_plan(const struct gpu_memory_load *load, uint64_t cap, struct gp
     struct memory_gpu_decoder decoder;
     gpu_memory_layout(load->model, load->head, load->context, &layout);
     memory_gpu_decoder(&model, &layout, &steps, &decoder);
+    uint64_t arena =
+        memory_host_bytes(&layout, load->requests ? load->requests : load->sequences, load->context);
+    arena = load->host_bytes && load->host_bytes < arena ? load->host_bytes : arena;
     *ret = (struct gpu_memory){.cap = cap,
+                               .mapping = arena / MEMORY_GPU_MAPPING,
                                .contexts = processes * context + (load->mps ? MEMORY_GPU_MPS : 0),
                                .libraries = (processes - 1) * MEMORY_GPU_LIBRARIES,
                                .weights = decoder.weights,
@@ -85,8 +91,9 @@ void gpu_memory_plan(const struct gpu_memory_load *load, uint64_t cap, struct gp
         ret->retriever_keys = retriever.keys;
         ret->retriever_workspace = retriever.workspace;
     }
-    ret->taken = ret->contexts + ret->libraries + ret->weights + ret->activations + ret->workspace +
-                 ret->tables + ret->retriever_weights + ret->retriever_keys + ret->retriever_workspace;
+    ret->taken = ret->contexts + ret->libraries + ret->mapping + ret->weights + ret->activations +
+                 ret->workspace + ret->tables + ret->retriever_weights + ret->retriever_keys +
+                 ret->retriever_workspace;
     ret->kv = cap > ret->taken ? cap - ret->taken : 0;
     ret->store = context + memory_gpu_tables(&layout, &steps) + ret->kv;
     ret->decoder =
@@ -105,13 +112,14 @@ int gpu_memory_check(const struct gpu_memory *p, uint64_t least, struct err *err
 {
     if (p->kv >= least)
         return 0;
-    return err_set(
-        err, -ENOMEM,
-        "GPU memory: of %llu MiB, contexts take %llu, libraries %llu, weights %llu, activations %llu, "
-        "workspace %llu, tables %llu, the retriever's weights %llu, keys %llu and workspace %llu: "
-        "found %llu left for the KV cache, expected at least %llu (--gpu-memory, --sequences, "
-        "--ctx-size, --retriever-device)",
-        mib(p->cap), mib(p->contexts), mib(p->libraries), mib(p->weights), mib(p->activations),
-        mib(p->workspace), mib(p->tables), mib(p->retriever_weights), mib(p->retriever_keys),
-        mib(p->retriever_workspace), (unsigned long long)(p->kv >> 20), mib(least));
+    return err_set(err, -ENOMEM,
+                   "GPU memory: of %llu MiB, contexts take %llu, libraries %llu, tables of the host's memory "
+                   "%llu, weights %llu, activations %llu, "
+                   "workspace %llu, tables %llu, the retriever's weights %llu, keys %llu and workspace %llu: "
+                   "found %llu left for the KV cache, expected at least %llu (--gpu-memory, --sequences, "
+                   "--ctx-size, --retriever-device)",
+                   mib(p->cap), mib(p->contexts), mib(p->libraries), mib(p->mapping), mib(p->weights),
+                   mib(p->activations), mib(p->workspace), mib(p->tables), mib(p->retriever_weights),
+                   mib(p->retriever_keys), mib(p->retriever_workspace), (unsigned long long)(p->kv >> 20),
+                   mib(least));
 }

@@ -13,6 +13,7 @@
 struct gpu_memory {
     uint64_t cap;
     uint64_t contexts, libraries; /* of all processes on it; the MPS server is among the contexts */
+    uint64_t mapping;             /* the card's own tables of the host arena, of no process */
     uint64_t weights, activations, workspace, tables;
     uint64_t retriever_weights, retriever_keys, retriever_workspace; /* 0: it is elsewhere */
     uint64_t taken;                                                  /* all of the above */
@@ -25,6 +26,8 @@ struct gpu_memory_load {
     const struct head *head; /* NULL: one that is cut from the model */
     uint32_t context, sequences, budget;
     uint32_t slots;         /* 0: 1.5 budgets */
+    uint32_t requests;      /* in all, at least `sequences`; 0: those */
+    uint64_t host_bytes;    /* that the host arena may have; 0: as the requests need */
     uint64_t context_bytes; /* of one process, measured; 0: not */
     int with_retriever;     /* it is on the same card */
     int mps;                /* the processes are clients of a server */

@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "compute/gpu.h"
@@ -98,6 +99,13 @@ static int start_decoder(struct supervise *s, const struct parts_plan *plan, uin
     return supervise_start(s, &part, err);
 }
 
+/* The store's own default. */
+static uint64_t half_of_ram(void)
+{
+    long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    return pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page / 2 : 0;
+}
+
 /* The store's share of the card: what is left of --gpu-memory, or what --device-memory says, if that fits. */
 static int divide_card(const struct parts_plan *plan, uint64_t *ret_device_memory, struct err *err)
 {
@@ -109,7 +117,9 @@ static int divide_card(const struct parts_plan *plan, uint64_t *ret_device_memor
                                    .context = plan->context,
                                    .sequences = plan->sequences,
                                    .budget = plan->budget,
-                                   .slots = o->slots};
+                                   .slots = o->slots,
+                                   .requests = plan->requests,
+                                   .host_bytes = o->host_memory ? o->host_memory : half_of_ram()};
     int r = gpu_probe(o->device, &card, err);
     if (r == 0)
         r = gpu_probe_same(&card, o->device, o->retriever_device, &load.with_retriever, err);

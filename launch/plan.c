@@ -313,6 +313,7 @@ static json_t *terms_json(const struct gpu_memory *t)
     } terms[] = {{"cap_bytes", t->cap},
                  {"contexts_bytes", t->contexts},
                  {"libraries_bytes", t->libraries},
+                 {"mapping_bytes", t->mapping},
                  {"weights_bytes", t->weights},
                  {"activations_bytes", t->activations},
                  {"workspace_bytes", t->workspace},

@@ -410,6 +410,7 @@ static int start(struct run *run, struct err *err)
         .context = run->context,
         .head = run->head,
         .sequences = run->prompts.count < sequences ? run->prompts.count : sequences,
+        .requests = run->prompts.count,
         .budget = run->budget_max,
     };
     int r = session_start(&config, &plan, &run->supervise, &run->client, err);

@@ -12,6 +12,7 @@
     (UINT64_C(36) << 20)                         /* of a process that multiplies: workspace, plans, kernels */
 #define MEMORY_GPU_ROUNDING (UINT64_C(8) << 20)  /* of a process: allocations end on large pages */
 #define MEMORY_GPU_MPS      (UINT64_C(80) << 20) /* of the MPS server, where there is one */
+#define MEMORY_GPU_MAPPING  512u                 /* bytes of host memory for one of the card's tables */
 #define MEMORY_GPU_WORK     (UINT64_C(256) << 20) /* scores and weights that the retriever makes at a time */
 #define MEMORY_GPU_CHUNK    256u  /* tokens that go through the retriever's products together */
 #define MEMORY_GPU_TAPS     64u   /* most tokens of such a sum */

@@ -298,6 +298,7 @@ static void bench_attn(const char *shape, uint32_t n, uint32_t capacity, uint32_
     a.items = items ? (uint32_t *)upload(items, (uint64_t)n * KV_HEADS * list * 4) : NULL;
     a.item_stride = (uint64_t)KV_HEADS * list;
     a.row_count = n;
+    a.settled = 1;
     a.list_max = list;
     a.n = n, a.q_heads = Q_HEADS, a.kv_heads = KV_HEADS, a.head_dim = DIM;
     a.scale = 0.0884f;

@@ -612,6 +612,7 @@ static const struct gpu_api api = {
     .rope_angles = cuda_rope_angles,
     .rope = cuda_rope,
     .kv_write = cuda_kv_write,
+    .rope_write = cuda_rope_write,
     .gather = cuda_gather,
     .scatter = cuda_scatter,
     .copy_pieces = cuda_copy_pieces,

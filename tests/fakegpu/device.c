@@ -204,6 +204,7 @@ static const struct gpu_api table = {
     .rope_angles = fakegpu_rope_angles,
     .rope = fakegpu_rope,
     .kv_write = fakegpu_kv_write,
+    .rope_write = fakegpu_rope_write,
     .gather = fakegpu_gather,
     .scatter = fakegpu_scatter,
     .copy_pieces = fakegpu_copy_pieces,

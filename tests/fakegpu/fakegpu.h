@@ -133,6 +133,7 @@ int fakegpu_narrow(void *out, enum dtype out_type, const float *x, uint64_t coun
 int fakegpu_rope_angles(const struct cuda_rope_angles *, struct CUstream_st *);
 int fakegpu_rope(const struct cuda_rope *, struct CUstream_st *);
 int fakegpu_kv_write(const struct cuda_kv_write *, struct CUstream_st *);
+int fakegpu_rope_write(const struct cuda_rope *, const struct cuda_kv_write *, struct CUstream_st *);
 int fakegpu_gather(const struct cuda_moves *, struct CUstream_st *);
 int fakegpu_scatter(const struct cuda_moves *, struct CUstream_st *);
 int fakegpu_copy_pieces(const struct cuda_copies *, struct CUstream_st *);

@@ -161,7 +161,7 @@ static void test_plan_asks_the_card(void **state)
         double retriever = runcase_number(gpu, "retriever_process_bytes");
         double context = runcase_number(gpu, "contexts_bytes") / (i == 0 ? 3 : 2);
         assert_true(runcase_number(gpu, "kvstore_process_bytes") + retriever +
-                        runcase_number(gpu, "decoder_process_bytes") ==
+                        runcase_number(gpu, "decoder_process_bytes") + runcase_number(gpu, "mapping_bytes") ==
                     runcase_number(gpu, "cap_bytes"));
         assert_int_equal(retriever > 0, i == 0);
         assert_true(context > 0 && context < (double)MEMORY_GPU_CONTEXT / 2); /* the double's is small */

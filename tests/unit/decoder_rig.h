@@ -124,7 +124,7 @@ static inline void rig_make_pass(struct rig *g, int on_gpu)
     fakegpu_use(NULL);
     if (gpu_device_open("cuda:0", &g->device, &err) < 0 ||
         weights_gpu_create(g->device, g->model, 2, NULL, &g->weights, &err) < 0 ||
-        pass_gpu_create(g->device, g->model, g->weights, &gpu_options, &g->pass_gpu, &err) < 0)
+        pass_gpu_create(g->device, model_config(g->model), g->weights, &gpu_options, &g->pass_gpu, &err) < 0)
         fail_msg("%s", err.text);
 }
 
