@@ -51,7 +51,7 @@ void memory_gpu_retriever(const struct memory_gpu_head *h, uint32_t context, uin
     ret->workspace = ret->scores + 2 * ret->pooled + 2 * ret->index + ret->sets + ret->changes +
                      MEMORY_GPU_CHUNK * of_a_token +
                      4 * (uint64_t)h->groups * LIMIT_SEQUENCES * h->q_heads * h->head_dim +
-                     4 * lists * (2 + (MASSES + UINT64_C(2)) * h->groups) + 4 * numbers;
+                     4 * lists * (2 + 2 * (MASSES + UINT64_C(2)) * h->groups) + 4 * numbers;
 }
 
 uint64_t memory_gpu_tables(const struct kv_layout *layout, const struct memory_gpu_load *load)

@@ -149,7 +149,8 @@ static int take_memory(struct card *c, const struct head_group *groups, struct e
         c->counts[lane] = take(c, 4 * lists, &b->workspace, &rc, err);
     }
     c->ignored = (uint32_t *)c->weights[1];
-    c->masses = take(c, card_results_bytes(c), &b->workspace, &rc, err);
+    for (int i = 0; i < 2; i++)
+        c->masses[i] = take(c, card_results_bytes(c), &b->workspace, &rc, err);
     c->sets = take(c, c->sizes.sets, &b->workspace, &rc, err);
     c->changes = take(c, c->sizes.changes, &b->workspace, &rc, err);
     c->total = take(c, sizeof *c->total, &b->workspace, &rc, err);

@@ -103,7 +103,8 @@ struct card {
     uint32_t *total;   /* of them */
     /* [groups][CARD_MASSES][LIMIT_SEQUENCES * kv_heads] f32, then [LIMIT_SEQUENCES][lists][2] counts of
      * changes: one copy brings both */
-    float *masses;
+    float *masses[2]; /* of a flight each: one comes back while the other is made */
+    bool second;      /* the flight that is queued is the second */
     struct card_tokens *tokens;
     struct card_queries *queries;
     struct card_ranges *ranges;
