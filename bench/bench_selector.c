@@ -1,5 +1,5 @@
-/* The retriever's step without sockets: from the tokens of a batch to what TOPK carries, keys appended, scores,
- * Top-K and changes included. Random ids: nearly as many positions change as can.
+/* The retriever's step without sockets: from the tokens of a batch to what TOPK carries, keys appended,
+ * scores, Top-K and changes included. Random ids, so the keys are noise.
  *
  *   bench_selector MODEL HEAD DEVICE [SEQUENCES [DEPTH [BUDGET [STEPS]]]]      (32, 32768, 2048, 100)
  *

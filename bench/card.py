@@ -1,9 +1,14 @@
+#!/usr/bin/env python3
 """What the scripts of bench/ share about a card: its memory as the driver's management library (NVML) accounts it,
-sampled while something runs, and NVIDIA's multi-process service (MPS). Nothing here changes a setting of the card."""
+sampled while something runs, and NVIDIA's multi-process service (MPS). Nothing here changes a setting of the card.
+
+    card.py cuda:N COMMAND [ARGUMENT...]     runs it, and prints the most memory that was in use meanwhile"""
 import ctypes
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -62,6 +67,11 @@ def open_card(device):
         return Card(int(device.partition(":")[2] or 0))
     except OSError:
         return None
+
+
+def end_on_sigterm():
+    """So that `timeout` ends what was begun: children and the multi-process service."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 def process_name(pid):
@@ -154,3 +164,22 @@ class Mps:
         if pid and process_name(pid).startswith("nvidia-cuda-mps"):
             os.kill(pid, 9)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def main():
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    end_on_sigterm()
+    device = open_card(sys.argv[1])
+    if not device:
+        print("no NVML here: memory of the card is not watched")
+        return subprocess.run(sys.argv[2:]).returncode
+    with Watch(device) as watch:
+        code = subprocess.run(sys.argv[2:]).returncode
+    parts = ", ".join(f"{name} {used / MIB:.0f}" for name, used in sorted(watch.by_name.items()))
+    print(f"memory of the card: the most in use {watch.most / MIB:.0f} MiB ({parts}), before {watch.before / MIB:.0f}")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -100,6 +100,7 @@ def measure(o, rows, envs):
 
 def main():
     o, rows = options(), []
+    card.end_on_sigterm()
     envs = {"second": second_card(o)}
     if card.Mps.available():
         with card.Mps() as mps:

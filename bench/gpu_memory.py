@@ -106,6 +106,7 @@ def table(o, plan, row, watch):
 
 def main():
     o = options()
+    card.end_on_sigterm()
     device = card.open_card(o.device)
     if o.mps:
         with card.Mps() as mps:

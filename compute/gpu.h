@@ -22,7 +22,7 @@
 #include "compute/cuda/kernels.h"
 #include "compute/cuda/sets.h"
 
-#define GPU_API_VERSION 4
+#define GPU_API_VERSION 5
 #define GPU_API_SYMBOL  "specontext_gpu_api" /* const struct gpu_api *specontext_gpu_api(void) */
 #define GPU_IPC_BYTES   64
 
@@ -78,6 +78,9 @@ struct gpu_api {
     int (*stream_create)(struct gpu *gpu, enum gpu_priority priority, struct CUstream_st **ret_stream,
                          struct err *err);
     void (*stream_free)(struct gpu *gpu, struct CUstream_st **stream);
+    /* What is queued on `stream` from here on waits for what is queued on `after` now. Where `after` is being
+     * captured `stream` is from here on too, until the captured stream follows it. */
+    int (*stream_follow)(struct gpu *gpu, struct CUstream_st *stream, struct CUstream_st *after);
     int (*stream_sync)(struct CUstream_st *stream); /* blocks; -EIO: see check() */
     int (*stream_done)(struct CUstream_st *stream); /* 1: all work is done, 0: not yet, -EIO */
     int (*copy)(void *to, const void *from, size_t bytes, struct CUstream_st *stream); /* any direction */

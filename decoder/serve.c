@@ -222,7 +222,7 @@ static char *client_status(void *arg)
                             .threads = s->options->threads,
                             .device = s->device ? &figures : NULL,
                             .bus = bus_counters(s->bus)};
-    return status_json(&status);
+    return status_of_decoder(&status);
 }
 
 /* ---- posts of the device thread ---- */

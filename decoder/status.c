@@ -91,7 +91,7 @@ static void put_gpu(json_t *root, const struct device_figures *f)
     figures_count(o, "steps_measured", f->gpu_steps.profiled);
 }
 
-char *status_json(const struct status *s)
+char *status_of_decoder(const struct status *s)
 {
     json_t *o = json_object();
     figures_text(o, "part", "decoder");

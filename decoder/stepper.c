@@ -17,7 +17,8 @@
 #include "decoder/step_gpu.h"
 #include "link/flag.h"
 
-#define STEPPER_SPIN_NS     (20 * INT64_C(1000))  /* about what a futex wake costs */
+#define STEPPER_SPIN_NS     (20 * INT64_C(1000)) /* about what a futex wake costs */
+#define STEPPER_LOOK_NS     (250 * CLOCK_MS)
 #define STEPPER_SPIN_GPU_NS (200 * INT64_C(1000)) /* nothing else wants this thread's core then */
 
 struct stepper {
@@ -32,6 +33,7 @@ struct stepper {
     uint32_t used_version; /* resident set of the tables read last; 0, before the first, is all layers */
     uint32_t runs, run;    /* run that the pass is in, `runs` before the first layer */
     uint32_t offloaded;    /* layers, in the step run last */
+    unsigned losses;       /* of the retriever that this thread has heard of */
     struct stepper_times times;
 };
 
@@ -107,6 +109,11 @@ uint32_t stepper_dense_limit(const struct stepper *s, int sure)
     return staging && limited ? staging : UINT32_MAX;
 }
 
+void stepper_retriever_lost(struct stepper *s)
+{
+    s->losses++;
+}
+
 void stepper_post(struct stepper *s, const struct stepper_spec *spec)
 {
     struct step_record *r = s->record;
@@ -139,16 +146,36 @@ void stepper_post(struct stepper *s, const struct stepper_spec *spec)
     ++*counter;
 }
 
+static bool is_lost(const struct stepper *s)
+{
+    return s->at.losses && atomic_load_explicit(s->at.losses, memory_order_relaxed) != s->losses;
+}
+
+/* Until the flag, the deadline, or the loss of the retriever: then the sets of a sparse step never come. */
+static int wait_or_lose(struct stepper *s, unsigned flag, int64_t begin)
+{
+    int64_t end = begin + STEPPER_WAIT_S * CLOCK_S, spin = s->gpu ? STEPPER_SPIN_GPU_NS : STEPPER_SPIN_NS;
+    int r = -ETIMEDOUT;
+    for (int64_t now = begin; r == -ETIMEDOUT && now < end; now = clock_now_ns(), spin = 0) {
+        int64_t until = now + STEPPER_LOOK_NS;
+        r = flag_wait(flag_at(s, flag), s->record->step, until < end ? until : end, spin);
+        if (r == -ETIMEDOUT && s->record->kind == STEP_SPARSE && is_lost(s))
+            return -EPIPE;
+    }
+    return r;
+}
+
 /* `what`: what the store did not do, should it not come. */
 static int wait_flag(struct stepper *s, unsigned flag, const char *what, int64_t *account, struct err *err)
 {
     int64_t begin = clock_now_ns();
-    int r = flag_wait(flag_at(s, flag), s->record->step, begin + STEPPER_WAIT_S * CLOCK_S,
-                      s->gpu ? STEPPER_SPIN_GPU_NS : STEPPER_SPIN_NS);
+    int r = wait_or_lose(s, flag, begin);
     *account += clock_now_ns() - begin;
     if (r == 0)
         return 0;
     s->times.waits_broken++;
+    if (r == -EPIPE)
+        return err_set(err, r, "retriever is gone, and step %u waits for its selections", s->record->step);
     if (r == -ECANCELED)
         return err_set(err, r, "step %u was broken off while it waited for the kvstore to %s",
                        s->record->step, what);

@@ -7,6 +7,7 @@
 #ifndef DECODER_STEPPER_H
 #define DECODER_STEPPER_H
 
+#include <stdatomic.h>
 #include <stdint.h>
 
 #include "base/err.h"
@@ -60,6 +61,7 @@ struct stepper_attachment { /* what the store handed over */
     uint8_t *device;                /* device_bytes; NULL: on a GPU, the control segment says where */
     int store_bell;                 /* doorbell */
     uint32_t early_layers;          /* mixed selection: layers that use the set before */
+    const atomic_uint *losses;      /* times that the retriever was lost, counted by any thread; NULL: none */
 };
 
 struct stepper;
@@ -88,9 +90,13 @@ uint32_t stepper_dense_limit(const struct stepper *s, int sure);
 void stepper_post(struct stepper *s, const struct stepper_spec *spec);
 
 /* Computes the step posted last and chooses tokens; ret_verdicts [spec->count]. -ETIMEDOUT,
- * -ECANCELED (aborted) or -EPROTO: the step was dropped whole, no further one can be posted. */
+ * -ECANCELED (aborted), -EPIPE (the retriever was lost meanwhile) or -EPROTO: the step was dropped whole, no
+ * further one can be posted. */
 int stepper_run(struct stepper *s, const struct stepper_spec *spec, struct stepper_verdict *ret_verdicts,
                 struct err *err);
+
+/* One of attachment.losses has been dealt with; those that have not end a sparse step that waits. */
+void stepper_retriever_lost(struct stepper *s);
 
 const struct stepper_times *stepper_times(const struct stepper *s);
 

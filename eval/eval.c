@@ -82,7 +82,9 @@ static int evaluate(const struct eval_options *o, struct err *err)
 {
     struct session session;
     struct results results = {0};
-    int r = session_open(o, &session, err);
+    int r = o->plot ? report_plot_try(o->plot, err) : 0;
+    if (!r)
+        r = session_open(o, &session, err);
     if (r)
         return r;
     catch_signals();

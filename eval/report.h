@@ -61,6 +61,10 @@ struct report {
 void report_tables(const struct report *report, FILE *to);
 void report_json(const struct report *report, FILE *to);
 
+/* Whether report_plot can write there, asked before hours of measuring: makes what it would write beside and
+ * removes it. Errno of the system. */
+int report_plot_try(const char *path, struct err *err);
+
 /* Mass over budget and over position, as SVG; written beside and renamed. Errno of the system. */
 int report_plot(const struct report *report, const char *path, struct err *err);
 

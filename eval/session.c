@@ -17,6 +17,7 @@
 #include "launch/head.h"
 #include "launch/head_cache.h"
 #include "launch/tokenizer_source.h"
+#include "proto/limits.h"
 
 enum { BATCH_CPU = 16 }; /* KV of so many sequences fits beside all else on small machines */
 
@@ -96,14 +97,13 @@ static int open_text(struct session *s, const char *name, struct err *err)
 }
 
 /* The list that was asked for, or `from` doubled up to the model's limit. */
-static int fill_contexts(const struct session *s, const struct eval_list *asked, uint32_t from,
-                         struct eval_list *ret, struct err *err)
+static int fill_contexts(uint32_t most, const struct eval_list *asked, uint32_t from, struct eval_list *ret,
+                         struct err *err)
 {
-    uint32_t most = s->engine.config->context_max;
     *ret = *asked;
     for (uint32_t i = 0; i < asked->count; i++)
         if (asked->at[i] > most)
-            return err_set(err, -EINVAL, "context: found %" PRIu32 ", expected at most the model's %" PRIu32,
+            return err_set(err, -EINVAL, "context: found %" PRIu32 ", expected at most %" PRIu32,
                            asked->at[i], most);
     for (uint32_t c = from < most ? from : most; !asked->count && ret->count < EVAL_LIST_MAX; c *= 2) {
         ret->at[ret->count++] = c;
@@ -116,10 +116,12 @@ static int fill_contexts(const struct session *s, const struct eval_list *asked,
 static int fill_context(struct session *s, struct err *err)
 {
     const struct eval_options *o = s->options;
-    uint32_t most = s->engine.config->context_max;
-    int r = fill_contexts(s, &o->contexts, most, &s->contexts, err);
+    /* As long as sequences of the daemons, which is what operators are made for. */
+    uint32_t most =
+        s->engine.config->context_max < LIMIT_CONTEXT ? s->engine.config->context_max : LIMIT_CONTEXT;
+    int r = fill_contexts(most, &o->contexts, most, &s->contexts, err);
     if (!r)
-        r = fill_contexts(s, &o->task_contexts, 1024, &s->task_contexts, err);
+        r = fill_contexts(most, &o->task_contexts, 1024, &s->task_contexts, err);
     if (o->no_texts)
         s->contexts.count = 0;
     for (uint32_t i = 0; i < s->contexts.count && s->text_count; i++)

@@ -19,7 +19,7 @@
 enum {
     SEGMENT_ENTRIES = 1 << 16, /* of one launch whose rows are named one by one */
     SEGMENT_ROWS = 1 << 15,    /* struct cuda_move counts rows in 16 bits */
-    POPULATE_BYTES = 4 << 20,
+    POPULATE_BYTES = 1 << 20,
     NO_LAUNCH = 0xffffffff
 };
 
@@ -31,8 +31,8 @@ struct rows_list { /* moves of one group's loads, good for any of its layers */
 struct gather_gpu {
     struct gather *gather;
     struct device_gpu *device;
-    uint8_t *registered; /* [chunk of the arena] */
-    uint32_t chunks;
+    uint8_t *registered; /* [stretch of the arena] */
+    uint32_t stretches;
     uint32_t sequences, slabs_max, layers; /* of slab_table */
     uint64_t *slab_table;                  /* on the device: [sequence][layer][slabs_max] */
     struct rows_list lists[LIMIT_GROUPS];
@@ -47,8 +47,8 @@ struct gather_gpu *gather_gpu_create(struct gather *gather)
     struct gather_gpu *g = mem_alloc(1, sizeof *g);
     g->gather = gather;
     g->device = gather->device->gpu;
-    g->chunks = blocks_chunks(gather->blocks);
-    g->registered = mem_alloc(g->chunks, 1);
+    g->stretches = blocks_stretches(gather->blocks);
+    g->registered = mem_alloc(g->stretches, 1);
     g->layers = gather->blocks->layout.layers;
     return g;
 }
@@ -61,10 +61,10 @@ void gather_gpu_free(struct gather_gpu **gpu)
     *gpu = NULL;
     device_gpu_wait_all(g->device);
     gather_gpu_detach(g);
-    for (uint32_t c = 0; c < g->chunks; c++) {
+    for (uint32_t c = 0; c < g->stretches; c++) {
         void *at;
         uint64_t bytes;
-        if (g->registered[c] && blocks_chunk(g->gather->blocks, c, &at, &bytes, NULL) == 0)
+        if (g->registered[c] && blocks_stretch(g->gather->blocks, c, &at, &bytes, NULL) == 0)
             device_gpu_unregister(g->device, at, bytes);
     }
     mem_free(&g->registered);
@@ -109,15 +109,15 @@ static void populate_part(void *arg, int index, int thread)
     madvise(p->at + from, left < POPULATE_BYTES ? left : POPULATE_BYTES, MADV_POPULATE_WRITE);
 }
 
-/* Registers a chunk; first touch is what takes time, so all threads take part in it. */
-static void register_chunk(struct gather_gpu *g, uint32_t chunk)
+/* Registers a stretch; first touch is what takes time, so all threads take part in it. */
+static void register_stretch(struct gather_gpu *g, uint32_t stretch)
 {
-    if (g->registered[chunk] || device_gpu_failed(g->device))
+    if (g->registered[stretch] || device_gpu_failed(g->device))
         return;
     void *at = NULL;
     uint64_t bytes = 0;
     struct err *err = &g->device->error;
-    int r = blocks_chunk(g->gather->blocks, chunk, &at, &bytes, err);
+    int r = blocks_stretch(g->gather->blocks, stretch, &at, &bytes, err);
     if (r == 0) {
         struct populate p = {at, bytes};
         pool_run(g->gather->pool, (int)((bytes + POPULATE_BYTES - 1) / POPULATE_BYTES), populate_part, &p);
@@ -126,27 +126,27 @@ static void register_chunk(struct gather_gpu *g, uint32_t chunk)
     if (r < 0)
         err_prefix(err, r, "host arena: %llu bytes for the GPU", (unsigned long long)bytes);
     else
-        g->registered[chunk] = 1;
+        g->registered[stretch] = 1;
 }
 
 /* Kernels may reach all blocks of the sequence from here on, and the begin of the rows, their base. */
 static void reach_blocks(struct gather_gpu *g, struct sequence *s)
 {
     uint64_t bytes = g->gather->blocks->block_bytes;
-    register_chunk(g, 0);
+    register_stretch(g, 0);
     for (; s->blocks_reached < s->blocks; s->blocks_reached++) {
         uint64_t from = s->record->block[s->blocks_reached] * bytes;
-        for (uint64_t c = from / BLOCKS_CHUNK_BYTES; c <= (from + bytes - 1) / BLOCKS_CHUNK_BYTES; c++)
-            register_chunk(g, (uint32_t)c);
+        for (uint64_t c = from / BLOCKS_STRETCH_BYTES; c <= (from + bytes - 1) / BLOCKS_STRETCH_BYTES; c++)
+            register_stretch(g, (uint32_t)c);
     }
 }
 
 bool gather_gpu_reach(struct gather_gpu *g, uint32_t blocks)
 {
     uint64_t bytes = blocks * g->gather->blocks->block_bytes;
-    for (uint32_t c = 0; c < g->chunks && c * BLOCKS_CHUNK_BYTES < bytes; c++)
+    for (uint32_t c = 0; c < g->stretches && c * BLOCKS_STRETCH_BYTES < bytes; c++)
         if (!g->registered[c] && !device_gpu_failed(g->device)) {
-            register_chunk(g, c);
+            register_stretch(g, c);
             return true;
         }
     return false;
@@ -156,13 +156,13 @@ bool gather_gpu_idle(struct gather_gpu *g)
 {
     const struct blocks *b = g->gather->blocks;
     uint64_t populated = b->populated * b->block_bytes;
-    for (uint32_t c = 0; c < g->chunks; c++) {
+    for (uint32_t c = 0; c < g->stretches; c++) {
         if (g->registered[c])
             continue;
-        bool whole = b->populated == b->blocks_max || (c + 1) * BLOCKS_CHUNK_BYTES <= populated;
+        bool whole = b->populated == b->blocks_max || (c + 1) * BLOCKS_STRETCH_BYTES <= populated;
         if (!whole || device_gpu_failed(g->device))
             return false;
-        register_chunk(g, c);
+        register_stretch(g, c);
         return true;
     }
     return false;

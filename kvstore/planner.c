@@ -18,6 +18,12 @@
 #define PAGE        4096u
 #define QUIET_NS    (100 * CLOCK_MS) /* without a step: what takes long may be done */
 
+/* Registering: tokens ahead of each sequence, and from when to when after the record of a sparse step. The
+ * decoder launches it and the retriever answers before; few steps take less than the rest. */
+enum { REACH_TOKENS = 256 };
+#define REACH_FROM_NS (2 * CLOCK_MS)
+#define REACH_TO_NS   (4 * CLOCK_MS)
+
 /* ---- life ---- */
 
 static struct planner *planner_new(const struct planner_options *options, const struct kv_layout *layout,
@@ -555,6 +561,8 @@ void planner_commit(struct planner *p, bool wait)
 {
     struct commit *c = &p->commit;
     struct device_gpu *gpu = p->device.gpu;
+    if (wait)
+        step_write_owed(p);
     if (!c->waits)
         return;
     if (gpu && !device_gpu_passed(gpu, c->ticket)) {
@@ -595,11 +603,14 @@ const struct err *planner_error(const struct planner *p)
 
 void planner_advance(struct planner *p)
 {
+    int64_t begin_ns = clock_now_ns();
     if (planner_busy(p))
         device_gpu_look(p->device.gpu);
     planner_commit(p, false);
     while (p->attached && !p->broken && !planner_error(p) && step_advance(p))
         continue;
+    if (p->commit.owed && begin_ns - p->step.ended_ns > PLANNER_NEAR_NS)
+        step_write_owed(p);
 }
 
 bool planner_idle(struct planner *p, int64_t now_ns)
@@ -616,24 +627,34 @@ bool planner_idle(struct planner *p, int64_t now_ns)
     return blocks_populate(&p->blocks) || (p->gather.gpu && gather_gpu_idle(p->gather.gpu));
 }
 
-/* Blocks that are in use, or will be when every open sequence is as long as it may become. */
+/* Blocks that are in use, or will be when every open sequence has its prompt and some tokens more. */
 static uint32_t blocks_wanted(const struct planner *p)
 {
     uint64_t wanted = p->blocks.present - p->blocks.free_count;
     for (uint32_t i = 0; i < p->options.sequences; i++) {
         const struct sequence *s = &p->sequences[i];
-        uint32_t most = s->record && s->attached ? sequence_pages(s->capacity) : 0;
+        if (!s->record || !s->attached)
+            continue;
+        uint32_t end = (s->next > s->prompt_tokens ? s->next : s->prompt_tokens) + REACH_TOKENS;
+        uint32_t most = sequence_pages(end < s->capacity ? end : s->capacity);
         wanted += most > s->blocks ? most - s->blocks : 0;
     }
     return wanted < p->blocks.blocks_max ? (uint32_t)wanted : p->blocks.blocks_max;
 }
 
-bool planner_reach(struct planner *p)
+int64_t planner_reach(struct planner *p, int64_t now_ns)
 {
-    if (!p->gather.gpu || !p->attached || p->broken || planner_error(p) || p->step.kind != STEP_DENSE ||
-        (p->step.state != STEP_STAGED && p->step.state != STEP_WRITTEN))
-        return false;
-    return gather_gpu_reach(p->gather.gpu, blocks_wanted(p));
+    struct step *step = &p->step;
+    bool dense = step->kind == STEP_DENSE;
+    if (!p->gather.gpu || !p->attached || p->broken || planner_error(p) || (!dense && step->reached) ||
+        !(step->state == STEP_WRITTEN || (step->state == STEP_STAGED && dense)))
+        return INT64_MAX;
+    if (!dense && now_ns - step->seen_ns < REACH_FROM_NS)
+        return step->seen_ns + REACH_FROM_NS;
+    step->reached = true;
+    if (!dense && now_ns - step->seen_ns > REACH_TO_NS)
+        return INT64_MAX;
+    return gather_gpu_reach(p->gather.gpu, blocks_wanted(p)) ? 0 : INT64_MAX;
 }
 
 void planner_force(struct planner *p, int32_t runs)

@@ -361,6 +361,7 @@ static void phase_publish(struct planner *p, uint32_t phase)
     step->phase_out[phase] = true;
     flag_raise(planner_flag(p, phase ? FLAG_TABLES_LATE : FLAG_TABLES_EARLY), step->step);
     trace(phase ? TRACE_TABLES_LATE : TRACE_TABLES_EARLY, step->step);
+    step_write_owed(p);
     p->totals.plan_ns += clock_now_ns() - from;
     if (phase == 0) {
         uint32_t early = 0;
@@ -441,6 +442,7 @@ static bool begin(struct planner *p)
         return false;
     trace(TRACE_SEEN, step->step);
     step->seen_ns = clock_now_ns();
+    step->reached = false;
     struct step_record *r = &step->record;
     const struct step_record *shared =
         (const struct step_record *)((const uint8_t *)p->flags + p->tables.header.steps_at) +
@@ -455,6 +457,8 @@ static bool begin(struct planner *p)
     step->early_layers = r->early_layers;
     step->runs_raised = 0;
     step->phase_out[0] = step->phase_out[1] = false;
+    if (r->kind != STEP_SPARSE || r->resident_version != p->residency.version)
+        step_write_owed(p);
     int status = r->kind == STEP_RECORD ? 0 : residency_apply(p, r->resident_version);
     if (status == -EPROTO) {
         planner_break(p, "a step record names a resident set that was not proposed");
@@ -483,27 +487,51 @@ static bool begin(struct planner *p)
     return true;
 }
 
-static void write_back(struct planner *p, struct step_part *part)
+/* The rows of positions [first, end) from where the step that is over wrote them. */
+static void write_back(struct planner *p, struct sequence *s, uint32_t first, uint32_t end, bool sparse)
 {
-    struct sequence *s = part->sequence;
-    uint32_t resident = residency_layers(p), end = part->position + part->count;
+    uint32_t resident = residency_layers(p);
     struct gather_job job = {.kind = GATHER_BACK_PAGES,
                              .layer = 0,
                              .end_layer = resident,
-                             .first = part->position,
+                             .first = first,
                              .end = end,
                              .sequence = s,
                              .pages = s->pages,
                              .stride = s->pages_max};
     gather_pages(&p->gather, &job);
     uint32_t layers = resident;
-    if (p->step.kind == STEP_SPARSE && resident < p->layout.layers) {
+    if (sparse && resident < p->layout.layers) {
         job.kind = GATHER_BACK_SLOTS;
         job.layer = resident;
         job.end_layer = layers = p->layout.layers;
         gather_add(&p->gather, &job);
     }
-    s->counters.bytes_written += (uint64_t)part->count * p->layout.row_heads * layers * p->layout.piece_bytes;
+    s->counters.bytes_written +=
+        (uint64_t)(end - first) * p->layout.row_heads * layers * p->layout.piece_bytes;
+}
+
+/* What was queued is on its way. */
+static void commit_waits(struct planner *p)
+{
+    struct commit *commit = &p->commit;
+    commit->ticket = p->device.gpu ? device_gpu_ticket(p->device.gpu) : 0;
+    commit->waits = true;
+    planner_commit(p, false);
+    trace(TRACE_WRITE_BACK, commit->step);
+}
+
+void step_write_owed(struct planner *p)
+{
+    struct commit *commit = &p->commit;
+    if (!commit->owed)
+        return;
+    commit->owed = false;
+    for (uint32_t i = 0; i < commit->parts; i++) /* sparse: a token each */
+        write_back(p, commit->part[i].sequence, commit->part[i].end - 1, commit->part[i].end, true);
+    gather_run(&p->gather);
+    if (!planner_error(p))
+        commit_waits(p);
 }
 
 static bool written(struct planner *p)
@@ -512,13 +540,17 @@ static bool written(struct planner *p)
     if (!flag_reached(planner_flag(p, FLAG_KV_WRITTEN), step->step))
         return false;
     trace(TRACE_WRITTEN, step->step);
-    for (uint32_t i = 0; i < step->parts; i++)
-        if (step->part[i].sequence)
-            write_back(p, &step->part[i]);
     planner_commit(p, true); /* of the step before: long there, mostly */
+    bool sparse = step->kind == STEP_SPARSE;
+    bool later = p->device.gpu && sparse && residency_layers(p) == p->layout.layers;
+    for (uint32_t i = 0; i < step->parts && !later; i++) {
+        const struct step_part *part = &step->part[i];
+        if (part->sequence)
+            write_back(p, part->sequence, part->position, part->position + part->count, sparse);
+    }
     gather_run(&p->gather);
     struct commit *commit = &p->commit;
-    *commit = (struct commit){.step = step->step};
+    *commit = (struct commit){.step = step->step, .owed = later};
     for (uint32_t i = 0; i < step->parts; i++) {
         struct sequence *s = step->part[i].sequence;
         if (!s)
@@ -531,11 +563,9 @@ static bool written(struct planner *p)
     }
     if (planner_error(p))
         return false;
-    commit->ticket = p->device.gpu ? device_gpu_ticket(p->device.gpu) : 0;
-    commit->waits = true;
-    planner_commit(p, false);
+    if (!later)
+        commit_waits(p);
     step->state = STEP_CONSUMED;
-    trace(TRACE_WRITE_BACK, step->step);
     return true;
 }
 

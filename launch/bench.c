@@ -301,6 +301,23 @@ static void cancel_rest(struct bench *b)
             client_cancel(b->client, i); /* if it could not be sent, the sequence ends by itself */
 }
 
+/* Rather than when the first sequence ends, which may take a thousand steps. */
+static void end_if_stuck(struct bench *b)
+{
+    uint32_t received[BENCH_PARALLEL_MAX], begun;
+    char text[ERR_TEXT_MAX];
+    for (uint32_t i = 0; i < b->count; i++)
+        received[i] = b->streams[i].received;
+    if (b->ending || (begun = bench_plan_stuck(received, b->count)) == 0)
+        return;
+    snprintf(text, sizeof text,
+             "%u of %u sequences run and the others wait for memory; expected fewer --requests, or more "
+             "--device-memory or --host-memory",
+             begun, b->count);
+    set_error(b, text);
+    end_parts(b);
+}
+
 /* A decode is timed from when the last sequence has its lead until that one has all its tokens; a prefill
  * from sending it until the last sequence has its first token. */
 static void on_tokens(void *arg, uint32_t request, const struct msg_u32s *tokens)
@@ -324,6 +341,8 @@ static void on_tokens(void *arg, uint32_t request, const struct msg_u32s *tokens
     if (!b->begin_ns) {
         if (least >= BENCH_LEAD)
             begin_time(b);
+        else if (least == 0)
+            end_if_stuck(b);
         return;
     }
     if (least > BENCH_LEAD + b->steps)

@@ -133,6 +133,7 @@ static void add_retriever(struct bench_parts *p, json_t *const retriever[2])
 static void add_store(struct bench_parts *p, json_t *const store[2])
 {
     p->store_steps += growth(store, "totals", "steps_sparse") + growth(store, "totals", "steps_dense");
+    p->move_ms += 1e-3 * growth(store, "totals", "move_us");
     p->bytes_loaded +=
         growth(store, "counters_live", "bytes_loaded") + growth(store, "counters_closed", "bytes_loaded");
 }

@@ -45,6 +45,17 @@ uint32_t bench_plan_sequences(const struct bench_options *o, int round)
     return round == BENCH_ROUND_BUILD && !o->distinct ? 1 : o->parallel;
 }
 
+uint32_t bench_plan_stuck(const uint32_t *received, uint32_t count)
+{
+    uint32_t begun = 0, least = UINT32_MAX;
+    for (uint32_t i = 0; i < count; i++)
+        if (received[i]) {
+            begun++;
+            least = received[i] < least ? received[i] : least;
+        }
+    return begun && begun < count && least > BENCH_LEAD + BENCH_PATIENCE ? begun : 0;
+}
+
 int bench_plan_context(const struct bench_options *o, uint32_t most, uint32_t *ret_context, struct err *err)
 {
     uint64_t tokens = o->prompt + UINT64_C(1), longest = 0;

@@ -17,6 +17,9 @@
  * on the device, those before it decode. Who is ahead is cancelled when the time is over. */
 #define BENCH_AHEAD 32u
 
+/* Steps of all that have begun after which one that has not is not going to: memory holds no more of them. */
+#define BENCH_PATIENCE (4 * BENCH_AHEAD)
+
 /* Rounds of a row before those that count: the depth alone, so that later rounds find it in the prefix
  * cache, and a repeat that is thrown away. */
 enum { BENCH_ROUND_BUILD = -2, BENCH_ROUND_WARM = -1 };
@@ -37,6 +40,10 @@ struct bench_request bench_plan_request(const struct bench_options *options, con
 
 /* Sequences of a round: one where the depth that all share is built. */
 uint32_t bench_plan_sequences(const struct bench_options *options, int round);
+
+/* Of `count` sequences, with the tokens that each has received: how many run while the others wait in vain.
+ * 0: no sign of that. */
+uint32_t bench_plan_stuck(const uint32_t *received, uint32_t count);
 
 /* Positions that the longest request needs. 0, or -E2BIG when the model has fewer. */
 int bench_plan_context(const struct bench_options *options, uint32_t most, uint32_t *ret_context,

@@ -106,25 +106,33 @@ static double highest(const struct bench_row *row)
     return row->repeats ? row->rates[row->repeats - 1] : (double)NAN;
 }
 
-/* "3.10 | ", or "- | ". */
+/* " 3.10 |", or " - |". */
 static void put_cell(FILE *to, int decimals, double value)
 {
     if (isfinite(value))
-        fprintf(to, "%.*f", decimals, value);
+        fprintf(to, " %.*f |", decimals, value);
     else
-        fputs("-", to);
-    fputs(" | ", to);
+        fputs(" - |", to);
 }
 
-/* Where the time of decode steps goes. Waits for tables and rows as p50 / p99. */
+static void gpu_cells(const struct bench_report *r, const struct bench_row *row, FILE *to)
+{
+    put_cell(to, 2, link_share(r, row));
+    for (int part = 0; part < CLIENT_PARTS; part++)
+        put_cell(to, 0, (double)bench_parts_gpu_bytes(&row->parts, (enum client_part)part) / MIB);
+    put_cell(to, 0, (double)gpu_bytes(row) / MIB);
+}
+
+/* Where the time of decode steps goes; on a GPU also what of it is taken. Waits for tables and rows as
+ * p50 / p99. */
 static void step_table(const struct bench_report *r, FILE *to)
 {
-    fputs("\n| depth | step ms | floor ms | x floor | wait | attention | matmul | sampling | other | "
-          "retrieval | "
-          "tables p50 us | p99 | rows p50 us | p99 | loads MB | of link | GPU MiB: store | retriever | "
-          "decoder | all "
-          "|\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
-          to);
+    fprintf(to,
+            "\n| depth | step ms | floor ms | x floor | wait | attention | matmul | sampling | other | "
+            "retrieval | tables p50 us | p99 | rows p50 us | p99 | loads MB |%s\n"
+            "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|%s\n",
+            r->gpu ? " of link | GPU MiB: store | retriever | decoder | all |" : "",
+            r->gpu ? "---|---|---|---|---|" : "");
     for (uint32_t i = 0; i < r->row_count; i++) {
         const struct bench_row *row = &r->rows[i];
         const struct bench_parts *p = &row->parts;
@@ -132,7 +140,7 @@ static void step_table(const struct bench_report *r, FILE *to)
             continue;
         double retrieval = p->append_ms + p->score_ms + p->topk_ms + p->encode_ms;
         const double times[] = {p->wait_ms, p->attention_ms, p->matmul_ms, p->sampling_ms, p->other_ms};
-        fprintf(to, "| %u | ", row->depth);
+        fprintf(to, "| %u |", row->depth);
         put_cell(to, 3, bench_row_step_ms(r, row));
         put_cell(to, 3, bench_row_floor_ms(r, row));
         put_cell(to, 2, 1 / bench_row_share(r, row));
@@ -144,10 +152,9 @@ static void step_table(const struct bench_report *r, FILE *to)
         put_cell(to, 0, bench_waits_quantile(&p->rows, 0.5));
         put_cell(to, 0, bench_waits_quantile(&p->rows, 0.99));
         put_cell(to, 2, 1e-6 * loaded_a_step(row));
-        put_cell(to, 2, link_share(r, row));
-        for (int part = 0; part < CLIENT_PARTS; part++)
-            put_cell(to, 0, (double)bench_parts_gpu_bytes(p, (enum client_part)part) / MIB);
-        fprintf(to, "%.0f |\n", (double)gpu_bytes(row) / MIB);
+        if (r->gpu)
+            gpu_cells(r, row, to);
+        fputs("\n", to);
     }
 }
 
@@ -255,6 +262,7 @@ static void put_steps(json_t *o, const struct bench_row *row)
     }
     json_object_set_new(o, "steps_ms", repeats);
     json_object_set_new(o, "moves", moves);
+    json_object_set_new(o, "move_ms", number(row->parts.move_ms));
 }
 
 /* How its steps spent their time. */

@@ -71,7 +71,7 @@ void gpu_memory_plan(const struct gpu_memory_load *load, uint64_t cap, struct gp
     gpu_memory_layout(load->model, load->head, load->context, &layout);
     memory_gpu_decoder(&model, &layout, &steps, &decoder);
     *ret = (struct gpu_memory){.cap = cap,
-                               .contexts = processes * context,
+                               .contexts = processes * context + (load->mps ? MEMORY_GPU_MPS : 0),
                                .libraries = (processes - 1) * MEMORY_GPU_LIBRARIES,
                                .weights = decoder.weights,
                                .activations = decoder.activations,

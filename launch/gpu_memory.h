@@ -12,7 +12,7 @@
 /* The terms of one card, in bytes. */
 struct gpu_memory {
     uint64_t cap;
-    uint64_t contexts, libraries; /* of all processes on it */
+    uint64_t contexts, libraries; /* of all processes on it; the MPS server is among the contexts */
     uint64_t weights, activations, workspace, tables;
     uint64_t retriever_weights, retriever_keys, retriever_workspace; /* 0: it is elsewhere */
     uint64_t taken;                                                  /* all of the above */
@@ -27,6 +27,7 @@ struct gpu_memory_load {
     uint32_t slots;         /* 0: 1.5 budgets */
     uint64_t context_bytes; /* of one process, measured; 0: not */
     int with_retriever;     /* it is on the same card */
+    int mps;                /* the processes are clients of a server */
 };
 
 void gpu_memory_plan(const struct gpu_memory_load *load, uint64_t cap, struct gpu_memory *ret);

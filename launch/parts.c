@@ -122,6 +122,7 @@ static int divide_card(const struct parts_plan *plan, uint64_t *ret_device_memor
         return r;
     load.head = head;
     load.context_bytes = card.info.context_bytes;
+    load.mps = card.info.mps;
     gpu_memory_plan(&load, o->gpu_memory ? o->gpu_memory : card.free_bytes / 10 * 9, &memory);
     head_free(&head);
     r = gpu_memory_check(&memory, o->device_memory ? o->device_memory : KV_LEAST, err);

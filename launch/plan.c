@@ -24,7 +24,8 @@ struct plan {
     uint64_t memory_bytes;   /* exact: of the KV cache */
     uint64_t gpu_bytes;      /* of the whole card; 0: not given */
     struct gpu_memory terms; /* exact, with gpu_bytes */
-    uint32_t requests, budget, context, slots, sequence_context;
+    uint32_t requests, budget, context, slots;
+    uint32_t ctx_size, sequence_context; /* given, 0: not; in force */
     double model_bytes, head_bytes;
     uint32_t layers, q_heads, kv_heads, head_dim;
 };
@@ -45,6 +46,7 @@ static const char usage_text[] =
     "      --budget B         positions attended (default 2048)\n"
     "      --context S        positions a request will have, marked in the table (default: the model's "
     "context)\n"
+    "  -c, --ctx-size N       positions that a sequence may have, as given to run (default: the model's)\n"
     "      --slots N          slots a row head (default: 1.5 x budget; exact only)\n"
     "model\n"
     "  -m, --model FILE       shape and bytes from a model file\n"
@@ -88,6 +90,7 @@ static const struct option long_options[] = {
     {"requests", required_argument, NULL, OPT_REQUESTS},
     {"budget", required_argument, NULL, OPT_BUDGET},
     {"context", required_argument, NULL, OPT_CONTEXT},
+    {"ctx-size", required_argument, NULL, 'c'},
     {"slots", required_argument, NULL, OPT_SLOTS},
     {"layers", required_argument, NULL, OPT_LAYERS},
     {"heads", required_argument, NULL, OPT_HEADS},
@@ -126,6 +129,8 @@ static int set_option(struct plan *p, int opt, const char *value)
         return parse_u32(value, 1, LIMIT_CONTEXT, &p->budget);
     case OPT_CONTEXT:
         return parse_u32(value, 1, LIMIT_CONTEXT, &p->context);
+    case 'c':
+        return parse_u32(value, 1, LIMIT_CONTEXT, &p->ctx_size);
     case OPT_SLOTS:
         return parse_u32(value, 1, LIMIT_CONTEXT, &p->slots);
     case OPT_LAYERS:
@@ -161,8 +166,11 @@ static int ask_card(const struct plan *p, struct gpu_memory_load *load, struct e
     int r = gpu_probe(device, &card, err);
     if (r == 0)
         r = gpu_probe_same(&card, device, retriever, &load->with_retriever, err);
-    load->context_bytes = r == 0 ? card.info.context_bytes : 0;
-    return r;
+    if (r < 0)
+        return r;
+    load->context_bytes = card.info.context_bytes;
+    load->mps = card.info.mps;
+    return 0;
 }
 
 /* The KV cache's share of the card. */
@@ -174,7 +182,7 @@ static int divide_card(struct plan *p, const struct model *model, struct err *er
         return r;
     struct gpu_memory_load load = {.model = model,
                                    .head = head,
-                                   .context = p->context ? p->context : p->sequence_context,
+                                   .context = p->ctx_size || !p->context ? p->sequence_context : p->context,
                                    .sequences = p->requests,
                                    .budget = p->budget,
                                    .slots = p->slots};
@@ -205,7 +213,7 @@ static int take_model(struct plan *p)
     p->q_heads = c->q_heads;
     p->kv_heads = c->kv_heads;
     p->head_dim = c->head_dim;
-    p->sequence_context = c->context_max;
+    p->sequence_context = p->ctx_size ? p->ctx_size : c->context_max;
     p->model_bytes = (double)model_weight_bytes(model);
     int r = p->exact && p->gpu_bytes ? divide_card(p, model, &err) : 0;
     model_free(&model);
@@ -243,7 +251,7 @@ static int complete(struct plan *p)
         return 2;
     }
     if (!p->sequence_context)
-        p->sequence_context = LIMIT_CONTEXT;
+        p->sequence_context = p->ctx_size ? p->ctx_size : LIMIT_CONTEXT;
     if (!p->context)
         p->context = p->sequence_context;
     if (!p->slots)
@@ -267,7 +275,7 @@ static struct memory_load plan_load(const struct plan *p, const struct kv_layout
 {
     return (struct memory_load){.requests = p->requests,
                                 .slots = p->slots,
-                                .staging_tokens = memory_staging_tokens(layout, p->memory_bytes)};
+                                .staging_tokens = memory_staging_tokens(layout, p->memory_bytes, p->slots)};
 }
 
 static uint64_t threshold(const struct plan *p, const struct kv_layout *layout, uint32_t offloaded)
@@ -399,7 +407,7 @@ int plan_main(int argc, char **argv)
     struct plan plan = {.exact = 1, .requests = 1, .budget = 2048};
     int opt, index = 0;
     optind = 0;
-    while ((opt = getopt_long(argc, argv, "+m:H:h", long_options, &index)) != -1) {
+    while ((opt = getopt_long(argc, argv, "+m:H:c:h", long_options, &index)) != -1) {
         if (opt == 'h') {
             fputs(usage_text, stdout);
             return 0;
@@ -411,6 +419,7 @@ int plan_main(int argc, char **argv)
                     "specontext plan: %s: found %s, expected another value; see specontext plan --help\n",
                     opt == 'm'   ? "--model"
                     : opt == 'H' ? "--head"
+                    : opt == 'c' ? "--ctx-size"
                                  : long_options[index].name,
                     optarg);
             return 2;

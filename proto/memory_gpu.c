@@ -48,10 +48,10 @@ void memory_gpu_retriever(const struct memory_gpu_head *h, uint32_t context, uin
     uint64_t of_a_token = 2 * inputs + 4 * kv_row + 4 * (uint64_t)h->rope_dims;
     uint64_t numbers = 4 * LIMIT_STEP_TOKENS + (MEMORY_GPU_TAPS - 1) * LIMIT_SEQUENCES +
                        (MEMORY_GPU_TAPS + 7) * LIMIT_SEQUENCES + 1;
-    ret->workspace = ret->scores + 2 * ret->pooled + ret->index + ret->sets + ret->changes +
+    ret->workspace = ret->scores + 2 * ret->pooled + 2 * ret->index + ret->sets + ret->changes +
                      MEMORY_GPU_CHUNK * of_a_token +
                      4 * (uint64_t)h->groups * LIMIT_SEQUENCES * h->q_heads * h->head_dim +
-                     4 * lists * (1 + (MASSES + UINT64_C(2)) * h->groups) + 4 * numbers;
+                     4 * lists * (2 + (MASSES + UINT64_C(2)) * h->groups) + 4 * numbers;
 }
 
 uint64_t memory_gpu_tables(const struct kv_layout *layout, const struct memory_gpu_load *load)

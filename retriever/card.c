@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -17,7 +18,7 @@
 #include "retriever/card_private.h"
 #include "retriever/mix.h"
 
-enum { KEY_BYTES = sizeof(uint16_t), UPLOAD_ROWS = 512 };
+enum { KEY_BYTES = sizeof(uint16_t), UPLOAD_ROWS = 512, LANDED_BYTES = 64 };
 
 _Static_assert(CUDA_KEYS_CHUNK == 512, "memory_gpu_retriever counts parts of this size");
 _Static_assert(MEMORY_GPU_TAPS == HEAD_TAPS_MAX, "memory_gpu_retriever counts lists of this reach");
@@ -138,10 +139,12 @@ static int take_memory(struct card *c, const struct head_group *groups, struct e
     c->angles = take(c, 4 * CARD_TILE * h->rope.dims, &b->workspace, &rc, err);
     c->q = take(c, 4 * h->groups * LIMIT_SEQUENCES * q_row, &b->workspace, &rc, err);
     c->work = take(c, c->sizes.scores, &b->workspace, &rc, err);
-    c->weights = take(c, c->sizes.pooled, &b->workspace, &rc, err);
-    c->ignored = take(c, c->sizes.pooled, &b->workspace, &rc, err);
-    c->index = take(c, c->sizes.index, &b->workspace, &rc, err);
-    c->counts = take(c, 4 * lists, &b->workspace, &rc, err);
+    for (int lane = 0; lane < 2; lane++) {
+        c->weights[lane] = take(c, c->sizes.pooled, &b->workspace, &rc, err);
+        c->index[lane] = take(c, c->sizes.index, &b->workspace, &rc, err);
+        c->counts[lane] = take(c, 4 * lists, &b->workspace, &rc, err);
+    }
+    c->ignored = (uint32_t *)c->weights[1];
     c->masses = take(c, card_results_bytes(c), &b->workspace, &rc, err);
     c->sets = take(c, c->sizes.sets, &b->workspace, &rc, err);
     c->changes = take(c, c->sizes.changes, &b->workspace, &rc, err);
@@ -155,7 +158,11 @@ static int take_memory(struct card *c, const struct head_group *groups, struct e
     c->host_weights = take_pinned(c, c->sizes.pooled, &rc, err);
     c->host_changes = take_mapped(c, c->sizes.changes, &c->host_changes_device, &rc, err);
     c->host_sets = take_pinned(c, c->sizes.sets / c->sequences, &rc, err);
-    c->host_masses = take_pinned(c, card_results_bytes(c), &rc, err);
+    for (int i = 0; i < 2; i++)
+        c->host_masses[i] = take_pinned(c, card_results_bytes(c), &rc, err);
+    c->landed = take_mapped(c, LANDED_BYTES, &c->landed_device, &rc, err);
+    if (rc == 0)
+        atomic_store(c->landed, 0);
     return rc;
 }
 
@@ -280,6 +287,16 @@ static struct memory_gpu_head sizes_of(const struct card *c, const struct head_g
     return ret;
 }
 
+/* What follows on scores goes first: it is short, and the scores' many blocks would fill the card before. */
+static int make_streams(struct card *c, struct err *err)
+{
+    struct CUstream_st **const all[] = {&c->stream, &c->lane[0], &c->lane[1], &c->out};
+    int rc = 0;
+    for (size_t i = 0; i < sizeof all / sizeof *all && rc == 0; i++)
+        rc = c->api->stream_create(c->gpu, i == 0 ? GPU_PRIORITY_NORMAL : GPU_PRIORITY_HIGH, all[i], err);
+    return rc;
+}
+
 int card_create(const struct card_options *o, struct card **ret_card, struct err *err)
 {
     const struct gpu_api *api = NULL;
@@ -307,7 +324,7 @@ int card_create(const struct card_options *o, struct card **ret_card, struct err
     if (rc == 0)
         rc = api->open(o->device, &c->gpu, err);
     if (rc == 0)
-        rc = api->stream_create(c->gpu, GPU_PRIORITY_NORMAL, &c->stream, err);
+        rc = make_streams(c, err);
     if (rc == 0)
         rc = take_memory(c, head_groups(o->head), err);
     if (rc == 0)
@@ -327,8 +344,10 @@ void card_free(struct card **card)
     for (int i = 0; i < CARD_GRAPHS; i++)
         if (c->graphs[i].graph)
             c->api->graph_free(&c->graphs[i].graph);
-    if (c->stream)
-        c->api->stream_free(c->gpu, &c->stream);
+    struct CUstream_st **const streams[] = {&c->stream, &c->lane[0], &c->lane[1], &c->out};
+    for (size_t i = 0; i < sizeof streams / sizeof *streams; i++)
+        if (*streams[i])
+            c->api->stream_free(c->gpu, streams[i]);
     for (int i = 0; i < c->owned_count; i++)
         c->api->free(c->gpu, c->owned[i]);
     for (int i = 0; i < c->pinned_count; i++)

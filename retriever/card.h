@@ -74,7 +74,11 @@ struct card_sink {
     void *arg;
 };
 
-/* As rank_run, for items in the order of card_project's queries: item n * groups + g is query n, group g.
+/* Bytes of a decode step. Over the link: up 18 KB of ids, places and ranges; down 4 for each position added
+ * or removed, and for each half 1 KB for each list of one sequence. On the card: keys once (2 * head_dim for
+ * each position and list), scores 8 for each position and query head, weights twice, sets 8 times.
+ *
+ * As rank_run, for items in the order of card_project's queries: item n * groups + g is query n, group g.
  * now, before, added and removed are used for lists by mass only. */
 void card_rank(struct card *card, const struct rank_item *items, uint32_t count, const struct card_sink *sink,
                struct rank_times *ret_times);

@@ -11,6 +11,7 @@
 
 enum {
     CARD_GRAPHS = 8,
+    CARD_HALVED = 16,             /* queries that come back in two halves */
     CARD_KEYS_STEP = 1024,        /* key counts are rounded up to it, so that a launch serves many steps */
     CARD_TILE = MEMORY_GPU_CHUNK, /* tokens that go through the projections together */
     CARD_MASSES = 2               /* of a list: of what is attended, of all */
@@ -39,7 +40,7 @@ struct card_tokens {
 /* A step of one token and one query for each of `n` sequences, all lists in one slice a group: what a graph
  * of it depends on. No padding: compared as bytes. */
 struct card_shape {
-    uint32_t n, k, keys_max;
+    uint32_t n, k, flights, keys_max[2];
 };
 
 struct card_graph {
@@ -68,7 +69,11 @@ struct card {
     struct compute *compute; /* borrowed: its pool collects what comes back */
     const struct gpu_api *api;
     struct gpu *gpu;
-    struct CUstream_st *stream;
+    struct CUstream_st *stream;  /* projections and scores */
+    struct CUstream_st *lane[2]; /* what is made of a slice's weights, while the next one's are scored */
+    struct CUstream_st *out;     /* what goes to the host */
+    bool lane_used[2];           /* since the streams came together */
+    uint32_t next_lane;
     const struct head_config *config;
     struct projection_rotation rotation;
     struct memory_gpu_retriever sizes;
@@ -82,17 +87,17 @@ struct card {
     float *row_scale; /* [vocab] of the table's rows: what an RMS norm multiplies by */
     struct card_group group[HEAD_GROUPS_MAX];
     float *inv_freq;
-    uint8_t *keys;     /* f16 [group][sequence][kv_head][context][head_dim] */
-    uint64_t *key_at;  /* [sequences] offsets inside a group */
-    float *k;          /* [tile][kv_heads * head_dim] */
-    void *mixed;       /* bf16 [tile][inputs] */
-    float *angles;     /* [tile][dims / 2][2] */
-    float *q;          /* [groups][LIMIT_SEQUENCES][q_heads * head_dim] */
-    float *work;       /* of one slice, as the kernel wants it */
-    float *weights;    /* [slice][kv_heads][stride] */
-    uint32_t *ignored; /* positions of lists whose mass alone is wanted; as many as weights */
-    uint32_t *index;   /* selected positions of a slice */
-    uint32_t *counts;  /* [LIMIT_SEQUENCES * kv_heads] of a slice's lists, or of a mass's */
+    uint8_t *keys;      /* f16 [group][sequence][kv_head][context][head_dim] */
+    uint64_t *key_at;   /* [sequences] offsets inside a group */
+    float *k;           /* [tile][kv_heads * head_dim] */
+    void *mixed;        /* bf16 [tile][inputs] */
+    float *angles;      /* [tile][dims / 2][2] */
+    float *q;           /* [groups][LIMIT_SEQUENCES][q_heads * head_dim] */
+    float *work;        /* of one slice, as the kernel wants it */
+    float *weights[2];  /* of a lane: [slice][kv_heads][stride]; with pooling by max there is one lane, and */
+    uint32_t *ignored;  /* the other's holds positions of lists whose mass alone is wanted */
+    uint32_t *index[2]; /* selected positions of a slice */
+    uint32_t *counts[2]; /* [LIMIT_SEQUENCES * kv_heads] of a slice's lists, or of a mass's */
     uint32_t *sets;    /* as struct cuda_sets has them: place = sequence, list = group * kv_heads + kv_head */
     uint32_t *changes; /* on their way to the host */
     uint32_t *total;   /* of them */
@@ -108,21 +113,24 @@ struct card {
     struct card_queries *host_queries;
     struct card_ranges *host_ranges;
     uint32_t *host_changes, *host_changes_device;
-    uint32_t *host_sets; /* of one sequence: [lists][2][words] */
-    float *host_masses;  /* and counts, as on the card */
-    float *host_weights; /* as `weights`, for lists by mass */
+    uint32_t *host_sets;   /* of one sequence: [lists][2][words] */
+    float *host_masses[2]; /* and counts, as on the card; with two flights one each */
+    _Atomic uint32_t *landed;
+    uint32_t *landed_device; /* ticket of the last results that are on the host */
+    float *host_weights;     /* as `weights`, for lists by mass */
 
     /* host */
     struct reach_scratch scratch;
 
-    uint32_t query_count;
+    float *results; /* one of host_masses */
+    uint32_t ticket, query_count;
     bool waiting; /* it is a decode step, a token and a query each, that nothing is queued of yet */
     struct card_graph graphs[CARD_GRAPHS];
     struct card_shape seen; /* of the last step: a shape that comes twice is captured */
     uint64_t graph_clock, graph_steps;
     void *owned[6 * HEAD_GROUPS_MAX + 32];
     int owned_count;
-    void *pinned[8];
+    void *pinned[10];
     int pinned_count;
 };
 

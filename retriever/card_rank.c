@@ -5,7 +5,10 @@
  * Top-K sums up what is attended: selected positions, sinks, tail. The weight of all is what it gives when it
  * may take every position. With pooling by mean all weights add up to 1, so that pass is left out; a weight
  * that is not finite makes all of its head so, and shows in the tail, which is never empty. */
+#include <errno.h>
 #include <math.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <string.h>
 
@@ -15,11 +18,14 @@
 #include "retriever/card_private.h"
 
 enum { MASS_KEPT, MASS_ALL };
+enum { YIELD_TURNS = 64, LOOK_TURNS = 4096 };
+#define PATIENCE_NS (30 * CLOCK_S)
 
 struct flight {
     uint32_t first, end; /* queries */
     uint64_t positions;  /* that may come back */
     bool by_mass;        /* some of the queries' lists go by mass */
+    uint32_t ticket;     /* of its results, once they are queued */
 };
 
 static uint32_t set_words(const struct card *c)
@@ -121,12 +127,33 @@ static float *masses_at(float *masses, const struct card *c, uint32_t group, int
            (uint64_t)query * c->config->kv_heads;
 }
 
-static void queue_scores(struct card *c, const struct card_slice *s)
+static void follow(struct card *c, struct CUstream_st *stream, struct CUstream_st *after)
+{
+    card_must(c, c->api->stream_follow(c->gpu, stream, after), "order");
+}
+
+/* The lanes' work comes before what is queued on the stream from here on. */
+static void join_lanes(struct card *c, struct CUstream_st *stream)
+{
+    for (int lane = 0; lane < 2; lane++)
+        if (c->lane_used[lane])
+            follow(c, stream, c->lane[lane]);
+}
+
+/* All streams' work comes before what is queued on the first from here on. */
+static void join_all(struct card *c)
+{
+    join_lanes(c, c->stream);
+    c->lane_used[0] = c->lane_used[1] = false;
+    c->next_lane = 0;
+}
+
+static void queue_scores(struct card *c, const struct card_slice *s, uint32_t lane)
 {
     const struct head_config *h = c->config;
     uint64_t q_row = (uint64_t)h->q_heads * h->head_dim;
     struct cuda_retrieval r = {.keys = card_keys(c, s->group),
-                               .weights = c->weights,
+                               .weights = c->weights[lane],
                                .weight_stride = stride_of(s->keys_max),
                                .q = c->q + ((uint64_t)s->group * LIMIT_SEQUENCES + s->first) * q_row,
                                .q_stride = q_row,
@@ -145,20 +172,20 @@ static void queue_scores(struct card *c, const struct card_slice *s)
 }
 
 /* The sum of all weights of each list. */
-static void queue_sum(struct card *c, const struct card_slice *s)
+static void queue_sum(struct card *c, const struct card_slice *s, uint32_t lane)
 {
     struct cuda_topk t = {.index = c->ignored,
                           .index_stride = s->keys_max,
-                          .ret_count = c->counts,
+                          .ret_count = c->counts[lane],
                           .ret_mass = masses_at(c->masses, c, s->group, MASS_ALL, s->first),
-                          .values = c->weights,
+                          .values = c->weights[lane],
                           .stride = stride_of(s->keys_max),
                           .end = c->queries->count + s->first,
                           .rows = s->count * c->config->kv_heads,
                           .heads = c->config->kv_heads,
                           .k = s->keys_max,
                           .end_max = s->keys_max};
-    card_must(c, c->api->topk(&t, c->stream), "sums");
+    card_must(c, c->api->topk(&t, c->lane[lane]), "sums");
 }
 
 static uint32_t *counts_in(float *results, const struct card *c)
@@ -177,13 +204,16 @@ static struct cuda_sets sets_of(const struct card *c)
                               .place_count = c->sequences};
 }
 
+/* Scores in the first stream, what is made of them in a lane's: it takes few of the card's units, and the
+ * next slice's scores are made meanwhile. With pooling by max there is memory for one lane. */
 static void queue_slice(struct card *c, const struct card_slice *s)
 {
-    struct cuda_topk t = {.index = c->index,
+    uint32_t lane = c->next_lane;
+    struct cuda_topk t = {.index = c->index[lane],
                           .index_stride = s->index_stride ? s->index_stride : 1,
-                          .ret_count = c->counts,
+                          .ret_count = c->counts[lane],
                           .ret_mass = masses_at(c->masses, c, s->group, MASS_KEPT, s->first),
-                          .values = c->weights,
+                          .values = c->weights[lane],
                           .stride = stride_of(s->keys_max),
                           .first = c->ranges->sinks + s->first,
                           .end = c->ranges->limit + s->first,
@@ -193,18 +223,23 @@ static void queue_slice(struct card *c, const struct card_slice *s)
                           .k = s->k,
                           .end_max = s->keys_max};
     struct cuda_sets_mark m = {.sets = sets_of(c),
-                               .index = c->index,
-                               .row_count = c->counts,
+                               .index = c->index[lane],
+                               .row_count = c->counts[lane],
                                .index_stride = t.index_stride,
                                .first_query = s->first,
                                .first_list = s->group * c->config->kv_heads,
                                .rows = t.rows,
                                .heads = t.heads};
-    queue_scores(c, s);
-    card_must(c, c->api->topk(&t, c->stream), "Top-K");
-    card_must(c, c->api->sets_mark(&m, c->stream), "sets");
+    if (c->lane_used[lane]) /* its weights are read till then */
+        follow(c, c->stream, c->lane[lane]);
+    queue_scores(c, s, lane);
+    follow(c, c->lane[lane], c->stream);
+    c->lane_used[lane] = true;
+    c->next_lane = c->mean ? 1 - lane : 0;
+    card_must(c, c->api->topk(&t, c->lane[lane]), "Top-K");
+    card_must(c, c->api->sets_mark(&m, c->lane[lane]), "sets");
     if (!c->mean)
-        queue_sum(c, s);
+        queue_sum(c, s, lane);
 }
 
 /* Mass of one item and head. */
@@ -213,7 +248,7 @@ static void collect_mass(const struct card *c, const struct rank_item *item, uin
 {
     double mass[CARD_MASSES];
     for (int m = 0; m < CARD_MASSES; m++)
-        mass[m] = (double)masses_at(c->host_masses, c, group, m, query)[h];
+        mass[m] = (double)masses_at(c->results, c, group, m, query)[h];
     double all = c->mean ? 1 : mass[MASS_ALL];
     double own = isfinite(mass[MASS_KEPT]) && isfinite(all) && all > 0 ? mass[MASS_KEPT] / all : (double)NAN;
     double measured = calibration_at(&c->config->calibration, own);
@@ -226,9 +261,11 @@ static void pick_by_mass(struct card *c, const struct rank_item *items, const st
 {
     uint64_t stride = stride_of(s->keys_max), lists = (uint64_t)s->count * c->config->kv_heads;
     int64_t begin = clock_now_ns();
-    queue_scores(c, s);
-    card_must(c, c->api->copy(c->host_weights, c->weights, lists * stride * sizeof *c->weights, c->stream),
-              "copy");
+    join_all(c);
+    queue_scores(c, s, 0);
+    card_must(
+        c, c->api->copy(c->host_weights, c->weights[0], lists * stride * sizeof *c->host_weights, c->stream),
+        "copy");
     card_must(c, c->api->stream_sync(c->stream), "scores");
     int64_t scored = clock_now_ns();
     times->score_ns += scored - begin;
@@ -250,7 +287,7 @@ static const uint32_t *hand_on(const struct card *c, const struct rank_item *ite
                                const uint32_t *positions, const struct card_sink *sink)
 {
     uint32_t lists = card_lists(c), groups = c->config->groups;
-    struct card_changes changes = {.counts = counts_in(c->host_masses, c) + (uint64_t)query * lists * 2,
+    struct card_changes changes = {.counts = counts_in(c->results, c) + (uint64_t)query * lists * 2,
                                    .positions = positions};
     for (uint32_t i = 0; i < 2 * lists; i++)
         changes.total += changes.counts[i];
@@ -281,31 +318,62 @@ static void queue_flight(struct card *c, const struct rank_item *items, const st
         }
 }
 
-/* What the sets of a flight changed by, and all counts and masses, to the host. */
-static void queue_results(struct card *c, const struct flight *f)
+/* ---- what comes back ---- */
+
+/* Changes that there is room for in one of the two places where results land, or in both together. */
+static uint64_t room_of(const struct card *c, bool whole)
 {
+    uint64_t room = c->sizes.changes / sizeof *c->changes;
+    return whole ? room : room / 2 / 4 * 4;
+}
+
+/* What the sets of a flight changed by, and all counts and masses, to the host; `second`: the place where
+ * they land. Then the ticket. */
+static void queue_results(struct card *c, const struct flight *f, bool second, bool whole)
+{
+    uint64_t at = second ? room_of(c, false) : 0;
     struct cuda_sets_changes changes = {.sets = sets_of(c),
                                         .work = c->changes,
-                                        .out = c->host_changes_device,
+                                        .out = c->host_changes_device + at,
                                         .total = c->total,
-                                        .room = c->sizes.changes / sizeof *c->changes,
+                                        .room = room_of(c, whole),
                                         .first = f->first,
                                         .n = f->end - f->first};
+    follow(c, c->out, c->stream);
+    join_lanes(c, c->out);
     if (f->positions)
-        card_must(c, c->api->sets_changes(&changes, c->stream), "changes");
-    card_must(c, c->api->copy(c->host_masses, c->masses, card_results_bytes(c), c->stream), "copy");
+        card_must(c, c->api->sets_changes(&changes, c->out), "changes");
+    card_must(c, c->api->copy(c->host_masses[second], c->masses, card_results_bytes(c), c->out), "copy");
+    card_must(c, c->api->flag_write(c->landed_device, ++c->ticket, c->out), "flag");
+}
+
+/* A stream that stands still has an error, mostly, which ends the process. */
+static void wait_landed(struct card *c, uint32_t ticket)
+{
+    int64_t begin = clock_now_ns();
+    for (uint32_t turn = 1; (int32_t)(atomic_load_explicit(c->landed, memory_order_acquire) - ticket) < 0;
+         turn++) {
+        if (turn % YIELD_TURNS == 0)
+            sched_yield();
+        if (turn % LOOK_TURNS)
+            continue;
+        int done = c->api->stream_done(c->stream);
+        card_must(c, done < 0 ? done : 0, "selection");
+        card_must(c, clock_now_ns() - begin > PATIENCE_NS ? -ETIMEDOUT : 0, "selection");
+    }
+    card_must(c, c->api->check(c->gpu, NULL), "selection");
 }
 
 /* Waits for a flight and hands its results on. */
-static void land(struct card *c, const struct rank_item *items, const struct flight *f,
+static void land(struct card *c, const struct rank_item *items, const struct flight *f, bool second,
                  const struct card_sink *sink, struct rank_times *times)
 {
     int64_t begin = clock_now_ns();
-    trace(TRACE_QUEUED, trace_step);
-    card_must(c, c->api->stream_sync(c->stream), "selection");
+    wait_landed(c, f->ticket);
     trace(TRACE_RANKED, trace_step);
     int64_t done = clock_now_ns();
-    const uint32_t *positions = c->host_changes;
+    const uint32_t *positions = c->host_changes + (second ? room_of(c, false) : 0);
+    c->results = c->host_masses[second];
     for (uint32_t query = f->first; query < f->end; query++)
         if (by_mass(&items[(uint64_t)query * c->config->groups]))
             sink->take(sink->arg, query, NULL);
@@ -321,46 +389,84 @@ static void queue_ranges(struct card *c)
     card_must(c, c->api->copy(c->ranges, c->host_ranges, sizeof *c->ranges, c->stream), "copy");
 }
 
+/* ---- steps of one or two flights: the card goes on while the host hands on ---- */
+
+struct course {
+    struct flight flight[2];
+    uint32_t count; /* 0: it takes more, or lists by mass, which the host waits for in between */
+};
+
+static struct course plan_course(const struct card *c, const struct rank_item *items, uint32_t queries,
+                                 const uint32_t *how)
+{
+    struct course plan = {.count = queries < CARD_HALVED ? 1 : 2};
+    for (uint32_t i = 0, first = 0; i < plan.count; i++) {
+        uint32_t end = i + 1 < plan.count ? (queries + 1) / 2 : queries;
+        plan.flight[i] = next_flight(c, items, first, end, how);
+        first = plan.flight[i].end;
+        if (first != end || plan.flight[i].by_mass || plan.flight[i].positions > room_of(c, plan.count == 1))
+            return (struct course){.count = 0};
+    }
+    return plan;
+}
+
+/* Queues all of a step. In a capture the tickets are given at each launch. */
+static void queue_course(struct card *c, const struct rank_item *items, struct course *plan)
+{
+    struct rank_times none = {0};
+    card_queue_waiting(c);
+    queue_ranges(c);
+    for (uint32_t i = 0; i < plan->count; i++) {
+        queue_flight(c, items, &plan->flight[i], &none);
+        queue_results(c, &plan->flight[i], i > 0, plan->count == 1);
+        plan->flight[i].ticket = c->ticket;
+    }
+    join_all(c);
+    follow(c, c->stream, c->out);
+}
+
 /* ---- decode steps as graphs ---- */
 
 /* Whether the step is one whose launches depend on nothing but its shape. */
-static bool has_shape(const struct card *c, const struct rank_item *items, const struct flight *f,
+static bool has_shape(const struct card *c, const struct rank_item *items, const struct course *plan,
                       struct card_shape *ret)
 {
-    if (!c->waiting || f->first > 0 || f->end != c->query_count || f->by_mass || !f->positions)
+    *ret = (struct card_shape){.n = c->query_count, .flights = plan->count};
+    if (!c->waiting || plan->count == 0)
         return false;
-    for (uint32_t g = 0; g < c->config->groups; g++) {
-        struct card_slice s = next_slice(c, items, g, 0, f->end);
-        struct card_shape shape = {f->end, s.k, s.keys_max};
-        if (s.count != f->end || (g > 0 && memcmp(&shape, ret, sizeof shape) != 0))
-            return false;
-        *ret = shape;
-    }
+    for (uint32_t i = 0; i < plan->count; i++)
+        for (uint32_t g = 0; g < c->config->groups; g++) {
+            const struct flight *f = &plan->flight[i];
+            struct card_slice s = next_slice(c, items, g, f->first, f->end);
+            bool first = i == 0 && g == 0, same = first || s.k == ret->k;
+            if (!f->positions || s.count != f->end - f->first || !same)
+                return false;
+            ret->k = s.k;
+            ret->keys_max[i] = s.keys_max;
+        }
     return true;
 }
 
-static struct gpu_graph *capture(struct card *c, const struct rank_item *items, const struct flight *f)
+static struct gpu_graph *capture(struct card *c, const struct rank_item *items, const struct course *plan)
 {
     struct gpu_graph *graph = NULL;
-    struct rank_times none = {0};
-    card_prepare_products(c, f->end);
+    struct course copy = *plan;
+    card_prepare_products(c, c->query_count);
     card_must(c, c->api->capture_begin(c->stream, NULL), "capture");
-    card_queue_waiting(c);
-    queue_ranges(c);
-    queue_flight(c, items, f, &none);
-    queue_results(c, f);
+    queue_course(c, items, &copy);
     card_must(c, c->api->capture_end(c->gpu, c->stream, &graph, NULL), "capture");
+    CHECK(c->api->graph_flags(graph) == plan->count);
     return graph;
 }
 
 /* The graph of a step's shape: kept, or made in place of the one used longest ago when the shape comes for
  * the second time - the first loads the kernels' code. NULL: none. */
-static struct gpu_graph *find_graph(struct card *c, const struct rank_item *items, const struct flight *f)
+static struct gpu_graph *find_graph(struct card *c, const struct rank_item *items, const struct course *plan)
 {
-    struct card_shape shape = {0}, before = c->seen;
+    struct card_shape shape, before = c->seen;
     struct card_graph *oldest = &c->graphs[0];
-    c->seen = shape;
-    if (!has_shape(c, items, f, &shape))
+    c->seen = (struct card_shape){0};
+    if (!has_shape(c, items, plan, &shape))
         return NULL;
     c->seen = shape;
     for (int i = 0; i < CARD_GRAPHS; i++) {
@@ -376,8 +482,41 @@ static struct gpu_graph *find_graph(struct card *c, const struct rank_item *item
         return NULL;
     if (oldest->graph)
         c->api->graph_free(&oldest->graph);
-    *oldest = (struct card_graph){shape, capture(c, items, f), ++c->graph_clock};
+    *oldest = (struct card_graph){shape, capture(c, items, plan), ++c->graph_clock};
     return oldest->graph;
+}
+
+static void launch(struct card *c, struct gpu_graph *graph, struct course *plan)
+{
+    uint32_t values[2];
+    for (uint32_t i = 0; i < plan->count; i++)
+        values[i] = plan->flight[i].ticket = ++c->ticket;
+    card_must(c, c->api->graph_launch(graph, values, c->stream), "step");
+    c->graph_steps++;
+}
+
+/* ---- any step ---- */
+
+/* One flight after the other. */
+static void rank_all(struct card *c, const struct rank_item *items, uint32_t queries,
+                     const struct card_sink *sink, struct rank_times *times)
+{
+    card_queue_waiting(c);
+    queue_ranges(c);
+    for (struct flight f = {0}; f.end < queries;) {
+        struct rank_times picks = {0};
+        int64_t begin = clock_now_ns();
+        f = next_flight(c, items, f.end, queries, sink->how);
+        queue_flight(c, items, &f, &picks);
+        queue_results(c, &f, false, true);
+        f.ticket = c->ticket;
+        join_all(c);
+        follow(c, c->stream, c->out);
+        times->score_ns += clock_now_ns() - begin - picks.topk_ns - picks.encode_ns;
+        times->topk_ns += picks.topk_ns;
+        times->encode_ns += picks.encode_ns;
+        land(c, items, &f, false, sink, times);
+    }
 }
 
 void card_rank(struct card *c, const struct rank_item *items, uint32_t count, const struct card_sink *sink,
@@ -394,29 +533,20 @@ void card_rank(struct card *c, const struct rank_item *items, uint32_t count, co
         c->host_ranges->how[i] = sink->how[i];
     }
     int64_t begin = clock_now_ns();
-    struct flight f = next_flight(c, items, 0, queries, sink->how);
-    struct gpu_graph *graph = find_graph(c, items, &f);
-    if (graph) {
-        card_must(c, c->api->graph_launch(graph, NULL, c->stream), "step");
-        c->graph_steps++;
-        ret_times->score_ns += clock_now_ns() - begin;
-        land(c, items, &f, sink, ret_times);
+    struct course plan = plan_course(c, items, queries, sink->how);
+    struct gpu_graph *graph = find_graph(c, items, &plan);
+    if (plan.count == 0) {
+        rank_all(c, items, queries, sink, ret_times);
         return;
     }
-    card_queue_waiting(c);
-    queue_ranges(c);
-    for (;; f = next_flight(c, items, f.end, queries, sink->how)) {
-        struct rank_times picks = {0};
-        queue_flight(c, items, &f, &picks);
-        queue_results(c, &f);
-        ret_times->score_ns += clock_now_ns() - begin - picks.topk_ns - picks.encode_ns;
-        ret_times->topk_ns += picks.topk_ns;
-        ret_times->encode_ns += picks.encode_ns;
-        land(c, items, &f, sink, ret_times);
-        begin = clock_now_ns();
-        if (f.end == queries)
-            break;
-    }
+    if (graph)
+        launch(c, graph, &plan);
+    else
+        queue_course(c, items, &plan);
+    trace(TRACE_QUEUED, trace_step);
+    ret_times->score_ns += clock_now_ns() - begin;
+    for (uint32_t i = 0; i < plan.count; i++)
+        land(c, items, &plan.flight[i], i > 0, sink, ret_times);
 }
 
 uint64_t card_read_set(struct card *c, uint32_t place, bool second, uint32_t *ret_counts,

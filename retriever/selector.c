@@ -21,6 +21,7 @@
 
 /* Bytes that a message has left for positions when its other parts are largest. */
 enum { SET_BYTES_MAX = LIMIT_MESSAGE_BYTES - (4 << 20) };
+enum { COPY_ALONE = 64 << 10 }; /* positions that are copied before another thread would have woken up */
 
 struct sequence {
     uint64_t id; /* 0: the place is free */
@@ -63,6 +64,8 @@ struct selector {
     uint32_t landed;                   /* and with them */
     uint32_t how[LIMIT_SEQUENCES];     /* as struct card_sink says */
     struct selector_result *result;
+    selector_part part;
+    void *part_arg;
     struct rank_item *items;    /* [LIMIT_SEQUENCES * groups] */
     struct reach_result *found; /* [LIMIT_SEQUENCES * lists] */
 };
@@ -479,6 +482,7 @@ static void finish(struct selector *s, uint32_t number, const struct card_change
     q->entry.base_step = result->step; /* the next difference's base; a repeat is whole */
     q->has_set = true;
     q->whole = false;
+    s->stats.positions_sent += result->first[result->entry_count] - result->first[result->entry_count - 1];
     s->stats.selections++;
     s->stats.grown += found.grown;
     s->stats.fallbacks += found.is_short;
@@ -503,16 +507,34 @@ static void copy_changes(void *arg, int index, int thread)
 static void land_changes(void *arg)
 {
     struct selector *s = arg;
-    pool_run(compute_pool(s->compute), (int)(s->taken - s->landed), copy_changes, s);
+    int count = (int)(s->taken - s->landed);
+    size_t positions = 0;
+    for (int i = 0; i < count; i++)
+        positions += s->work[s->landed + (uint32_t)i].count;
+    if (positions > COPY_ALONE)
+        pool_run(compute_pool(s->compute), count, copy_changes, s);
+    else
+        for (int i = 0; i < count; i++)
+            copy_changes(s, i, 0);
     s->landed = s->taken;
+    if (!s->part || s->landed == s->work_count || s->result->entry_count == 0)
+        return;
+    uint32_t step = s->result->step;
+    s->result = s->part(s->part_arg, s->result);
+    selector_result_begin(s->result, step, s->head);
 }
 
-static void count_step(struct selector *s, const struct selector_result *result, int64_t append_ns,
-                       int64_t finish_ns, const struct rank_times *times)
+void selector_on_part(struct selector *s, selector_part part, void *arg)
+{
+    s->part = part;
+    s->part_arg = arg;
+}
+
+static void count_step(struct selector *s, int64_t append_ns, int64_t finish_ns,
+                       const struct rank_times *times)
 {
     struct selector_stats *t = &s->stats;
     t->steps++;
-    t->positions_sent += result->entry_count ? result->first[result->entry_count] : 0;
     t->sum.append_ns += t->last.append_ns = append_ns;
     t->sum.score_ns += t->last.score_ns = times->score_ns;
     t->sum.topk_ns += t->last.topk_ns = times->topk_ns;
@@ -554,7 +576,7 @@ void selector_step(struct selector *s, uint32_t step, const struct msg_step *msg
     for (uint32_t i = 0; i < s->work_count && !s->card; i++)
         finish(s, i, NULL);
     trace(TRACE_ANSWERED, step);
-    count_step(s, result, appended - begin, clock_now_ns() - ranked, &times);
+    count_step(s, appended - begin, clock_now_ns() - ranked, &times);
 }
 
 static void repeat_from_card(struct selector *s, const struct sequence *q, struct selector_result *r)

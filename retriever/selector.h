@@ -59,6 +59,11 @@ void selector_forget_sent_of(struct selector *selector, uint64_t sequence); /* a
 void selector_step(struct selector *selector, uint32_t step, const struct msg_step *msg,
                    struct selector_result *result);
 
+/* Calls part(arg, result) within a step when some of its entries and refusals are in `result` and more are to
+ * come, which go into the result that it returns: so the first can be sent while a GPU works on the rest. */
+typedef struct selector_result *(*selector_part)(void *arg, struct selector_result *result);
+void selector_on_part(struct selector *selector, selector_part part, void *arg);
+
 /* The last set of the sequence once more, whole, under the step that it was made for. -ENOENT: unknown
  * sequence; -EAGAIN: there is none from `step` on yet: the next one will be whole. */
 int selector_repeat(struct selector *selector, uint64_t sequence, uint32_t step,

@@ -82,6 +82,7 @@ int fakegpu_sound(struct gpu *gpu); /* 0 or -EIO */
 int fakegpu_stream_create(struct gpu *gpu, enum gpu_priority priority, struct CUstream_st **ret_stream,
                           struct err *err);
 void fakegpu_stream_free(struct gpu *gpu, struct CUstream_st **stream);
+int fakegpu_stream_follow(struct gpu *gpu, struct CUstream_st *stream, struct CUstream_st *after);
 int fakegpu_stream_sync(struct CUstream_st *stream);
 int fakegpu_stream_done(struct CUstream_st *stream);
 int fakegpu_copy(void *to, const void *from, size_t bytes, struct CUstream_st *stream);

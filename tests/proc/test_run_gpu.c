@@ -49,13 +49,6 @@ static void card_is_free(void)
     api->close(&gpu);
 }
 
-static void expect_tokens(const struct runcase *a, const struct runcase *b)
-{
-    if (!json_equal(runcase_field(a->report, "tokens"), runcase_field(b->report, "tokens")))
-        fail_msg("tokens differ: %s\nand: %s", json_string_value(runcase_field(a->report, "text")),
-                 json_string_value(runcase_field(b->report, "text")));
-}
-
 static void expect_line(const struct runcase *c, const char *part)
 {
     const char *text = c->proc.err.text ? c->proc.err.text : "";
@@ -84,30 +77,13 @@ static void test_retriever_alone(void **state)
     card_is_free();
 }
 
-/* Device memory for all layers, for some, for none: the same tokens, in each mode of selection. */
+/* In each mode of selection. */
 static void residency(const char *mode)
 {
     runcase_need_model();
-    const char *document = runcase_document(1500);
-    struct runcase all, some, none;
-#define COMMON                                                                                       \
-    "-f", document, "-n", "16", "--ignore-eos", "-c", "512", "--budget", "128", "--selection", mode, \
-        "--device", "cuda:0", "--device-memory", "64M", "--poison"
-    RUNCASE_RUN(&all, COMMON);
-    RUNCASE_RUN(&some, COMMON, "--offload-layers", "12");
-    RUNCASE_RUN(&none, COMMON, "--offload-layers", "30");
-#undef COMMON
-    expect_tokens(&all, &some);
-    expect_tokens(&all, &none);
-    assert_int_equal((int)runcase_number(all.report, "layers_offloaded_max"), 0);
-    double offloaded = runcase_number(some.report, "layers_offloaded_max");
-    assert_true(offloaded >= 12 && offloaded < 30);
-    assert_int_equal((int)runcase_number(none.report, "layers_offloaded_max"), 30);
-    assert_true(runcase_number(some.report, "rows_loaded") > 0);
-    assert_true(runcase_number(none.report, "rows_loaded") > 0);
-    runcase_free(&all);
-    runcase_free(&some);
-    runcase_free(&none);
+    RUNCASE_RESIDENCIES((&(struct runcase_residency){"--offload-layers", "12", "30", 12}), "-f",
+                        runcase_document(1500), "-n", "16", "--ignore-eos", "-c", "512", "--budget", "128",
+                        "--selection", mode, "--device", "cuda:0", "--device-memory", "64M", "--poison");
     card_is_free();
 }
 

@@ -108,6 +108,16 @@ static void test_rows_and_requests(void **state)
     mem_free(&rows);
 }
 
+static void test_sequences_that_never_begin(void **state)
+{
+    (void)state;
+    const uint32_t enough = BENCH_LEAD + BENCH_PATIENCE + 1;
+    assert_int_equal(bench_plan_stuck((const uint32_t[]){enough, enough, 0, 9999}, 4), 3);
+    assert_int_equal(bench_plan_stuck((const uint32_t[]){enough, enough - 1, 0, 9999}, 4), 0);
+    assert_int_equal(bench_plan_stuck((const uint32_t[]){enough, 1, 9999}, 3), 0); /* all have begun */
+    assert_int_equal(bench_plan_stuck((const uint32_t[]){0, 0}, 2), 0);
+}
+
 static void test_context(void **state)
 {
     (void)state;
@@ -241,7 +251,8 @@ static void test_parts(void **state)
                "8]]}}");
         answer(&w, CLIENT_RETRIEVER, "{\"steps\":4,\"step_ms\":{\"score\":7.0}}");
         answer(&w, CLIENT_KVSTORE,
-               "{\"totals\":{\"steps_sparse\":15,\"steps_dense\":7},\"counters_live\":{\"bytes_loaded\":700},"
+               "{\"totals\":{\"steps_sparse\":15,\"steps_dense\":7,\"move_us\":1500},\"counters_live\":{"
+               "\"bytes_loaded\":700},"
                "\"counters_closed\":{\"bytes_loaded\":600}}");
         assert_true(bench_window_complete(&w));
         answer(&w, CLIENT_KVSTORE, "a third one is dropped");
@@ -250,7 +261,7 @@ static void test_parts(void **state)
     }
     assert_true(p.steps == 4 && p.wait_ms == 400 && p.attention_ms == 12);
     assert_true(bench_parts_mean(p.wait_ms, p.steps) == 100 && isnan(bench_parts_mean(1, 0)));
-    assert_true(p.store_steps == 20 && p.bytes_loaded == 600);
+    assert_true(p.store_steps == 20 && p.bytes_loaded == 600 && p.move_ms == 3);
     assert_true(fabs(bench_parts_mean(p.score_ms, p.retriever_steps) - 4) < 1e-9);
     assert_true(bench_waits_quantile(&p.tables, 0.5) == 2 && bench_waits_quantile(&p.tables, 0.99) == 8);
     assert_true(isnan(bench_waits_quantile(&p.rows, 0.5)));
@@ -295,6 +306,7 @@ int main(void)
         cmocka_unit_test(test_options),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_rows_and_requests),
+        cmocka_unit_test(test_sequences_that_never_begin),
         cmocka_unit_test(test_context),
         cmocka_unit_test(test_tokens),
         cmocka_unit_test(test_distinct),

@@ -5,14 +5,16 @@ Usage: distill.py -m MODEL.gguf -d TOKENS.npz -o FOLDER --fingerprints MODEL,TOK
                   [--features none|target] [--feature-layers L,L,...] [--head KEY=VALUE,...]... [--start HEAD]
                   [--steps N] [--seconds S] [--resume FILE]
 
-Every step runs the model over one stretch of a document and takes the true attention mass of adjacent pairs of
-queries; all heads named by --head learn from it side by side. Keys of --head: groups; split (even, best: where layers
-look at the same positions, measured on training documents, or the groups' first layers as 0-4-9); layers (2-16-29:
-what a token's key and query are made of besides its embedding, the model's hidden states, of the token before, that
-enter these layers; 0: none; default --feature-layers if --features is target); views, taps (embeddings of the tokens
-before instead: see head.py); q_heads, head_dim, pool (max, mean), lr, steady (weight of what changes between adjacent
-selections), fresh (1: not from --start), name. The loss goes from cross entropy over the positions that Top-K may
-pick (sinks and window are always attended, so they are left out) to the mass that a soft Top-K misses. Rotations are relative and the head has no biases, so an offset added to all positions changes nothing:
+Every step runs the model over one stretch of a document and takes the true attention mass of adjacent pairs of queries;
+all heads named by --head learn from it side by side. Keys of --head: groups; split (even, best: where layers look at
+the same positions, measured on training documents, start: as the head it begins from, or the groups' first layers as
+0-4-9); start (a head's file in place of --start); layers (2-16-29: what a token's key and query are made of besides its
+embedding, the model's hidden states, of the token before, that enter these layers; 0: none; default --feature-layers if
+--features is target); views, taps (embeddings of the tokens before instead: see head.py); q_heads, head_dim, pool (max,
+mean), lr, steady (weight of what changes between adjacent selections), fresh (1: not from --start), settled (1: the
+head it begins from is nearly trained, so the second loss counts at once), name. The loss goes from cross entropy over
+the positions that Top-K may pick (sinks and window are always attended, so they are left out) to the mass that a soft
+Top-K misses. Rotations are relative and the head has no biases, so an offset added to all positions changes nothing:
 distances up to --context are learnt from documents of that length alone.
 
 Held-out documents fall into two: heads are chosen by their figures on "choose", "report" is what may be told.
@@ -204,12 +206,12 @@ def layer_list(text, separator, layers):
 
 def parse_head(text):
     o = {"groups": 1, "split": "even", "layers": "", "q_heads": 0, "head_dim": 0, "views": 1, "taps": 1, "fresh": 0,
-         "pool": "mean", "lr": 0.0, "steady": None, "name": text}
+         "settled": 0, "start": "", "pool": "mean", "lr": 0.0, "steady": None, "name": text}
     for part in text.split(","):
         key, _, value = part.partition("=")
         if key not in o:
             raise SystemExit(f"--head: found {key}, expected {', '.join(o)}")
-        texts, reals = ("pool", "name", "split", "layers"), ("lr", "steady")
+        texts, reals = ("pool", "name", "split", "layers", "start"), ("lr", "steady")
         o[key] = value if key in texts else float(value) if key in reals else int(value)
     return o
 
@@ -228,11 +230,11 @@ class Student:
         own = [p for n, p in self.head.named_parameters() if n != "fc"]
         self.optimizer = torch.optim.Adam([{"params": own, "part": 1}] + [{"params": shared, "part": 1 / 3}] * (
             len(shared) > 0), lr=self.lr, betas=(0.9, 0.98))
-        self.recent = []
+        self.recent, self.settled = [], o["settled"]
 
     def step(self, inputs, queries, p, k, progress, warm):
         future, candidates = masks(queries, inputs.count)
-        late = min(max((progress - 0.1) / 0.3, 0), 1)
+        late = 1 if self.settled else min(max((progress - 0.1) / 0.3, 0), 1)
         width = 0.5 - 0.25 * progress  # of the soft Top-K's edge
         share = shares(self.head.first).to(p.device)
         cross, missed, changed = losses(self.head(inputs, queries, future), p, candidates, k, share, width,
@@ -356,8 +358,10 @@ class Surroundings:
                 value = split_values(mass, masks(queries, len(ids))[1], [b - SINKS - WINDOW - 1 for b in BUDGETS])
                 self.value = value if self.value is None else self.value + value
 
-    def first(self, text, groups, layers):
+    def first(self, text, groups, layers, start):
         """First layers of a head's groups."""
+        if text == "start" and start:
+            return start.first
         if text == "best":
             return best_split(self.value, groups)
         if text == "even":
@@ -374,10 +378,11 @@ def make_students(o, llm, documents, start):
     for w in wanted:
         default = (o.feature_layers or three).replace(",", "-") if o.features == "target" else "0"
         w["layers"] = layer_list(w["layers"] or default, "-", llm.layers)
+    starts = [Trained(w["start"], o.device) if w["start"] else start for w in wanted]
     seen = {l for w in wanted for l in w["layers"]} | set(start.layers if start else ())
     around = Surroundings(o, llm, documents, seen, any(w["split"] == "best" for w in wanted))
-    first = [around.first(w["split"], w["groups"], llm.layers) for w in wanted]
-    return [Student(w, llm, o, start, f, around.states) for w, f in zip(wanted, first)], around.states
+    return [Student(w, llm, o, s, around.first(w["split"], w["groups"], llm.layers, s), around.states)
+            for w, s in zip(wanted, starts)], around.states
 
 
 def parted(first):

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Data movement on a GPU whose memory is too small for all KV: requests so long that layers are offloaded, grown over a
+# length at which one more run of layers leaves the card. Each request has a beginning of its own, so host memory holds
+# them all (137 GB by default). Beside it, with a beginning that all share: each set loaded whole, everything offloaded,
+# nothing offloaded.
+#
+#   bench/gpu_elastic.sh BIN_FOLDER MODEL.gguf HEAD.safetensors OUT_FOLDER [OPTION OF `specontext bench`...]
+#
+# CAP (80G), REQUESTS (32), DEPTH (32768: the threshold nearest to it is taken), BUDGET (2048), SELECTION (previous),
+# GENERATE (256 steps around the threshold), REPEATS (1), BESIDE ("c1 c2 resident"; variants of bench/gpu.sh), and
+# SHAPE, DEVICE, MPS, PYTHON, WORK as there. OUT_FOLDER as there; the first row's folder is OUT_FOLDER/threshold.
+set -euo pipefail
+[ $# -ge 4 ] || { sed -n '2,12s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+bin=$(realpath "$1") model=$(realpath "$2") head=$(realpath "$3") out=$4
+shift 4
+mkdir -p "$out"
+out=$(realpath "$out")
+cd "$(dirname "$0")/.."
+CAP=${CAP:-80G} REQUESTS=${REQUESTS:-32} DEPTH=${DEPTH:-32768} BUDGET=${BUDGET:-2048} SELECTION=${SELECTION:-previous}
+GENERATE=${GENERATE:-256} REPEATS=${REPEATS:-1} BESIDE=${BESIDE-c1 c2 resident}
+export SHAPE=${SHAPE:-llama-3.1-8b} DEVICE=${DEVICE:-cuda:0} PYTHON=${PYTHON:-python3}
+if [ -z "${WORK:-}" ]; then
+    WORK=$(mktemp -d)
+    trap 'rm -rf "$WORK"' EXIT
+fi
+export WORK
+bench/gpu_model.sh "$bin" "$model" "$head" "$WORK"
+
+# The depth from which on GENERATE steps cross a threshold half-way. The first requests are ahead of the last by what
+# they decode while those begin; LEAD is half of that. Tables and staging depend on the longest sequence, which is known
+# with the depth: so again with that.
+LEAD=${LEAD:-48}
+near=$DEPTH depth=$((DEPTH * 3 / 2))
+for _ in 1 2 3; do
+    context=$(((depth + GENERATE + 32 * (REQUESTS - 1) + 3 + 63) / 64 * 64)) # as bench takes it
+    plan=$("$bin/specontext" plan -m "$WORK/$SHAPE" -H "$WORK/$SHAPE.head.safetensors" --device "$DEVICE" \
+        --gpu-memory "$CAP" -c "$context" --requests "$REQUESTS" --budget "$BUDGET" --context "$DEPTH" --json)
+    near=$("$PYTHON" -c '
+import json, sys
+near, longest = int(sys.argv[1]), int(sys.argv[2])
+lengths = [row["context"] for row in json.loads(sys.argv[3])["thresholds"] if 0 < row["context"] < longest]
+print(min(lengths, key=lambda length: abs(length - near)) if lengths else "no threshold")' "$near" "$context" "$plan")
+    [ "$near" != "no threshold" ] || { echo "CAP=$CAP: no threshold below $context tokens" >&2; exit 2; }
+    depth=$((near - LEAD - GENERATE / 2))
+done
+echo "depth $depth: its $GENERATE steps go over the threshold at $near"
+failed=0
+measure() { # FOLDER DEPTH STEPS VARIANTS [OPTION...]
+    local folder=$1
+    export DEPTHS=$2 GENERATE=$3 VARIANTS=$4
+    shift 4
+    BATCHES=$REQUESTS BUDGETS=$BUDGET SELECTIONS=$SELECTION BASELINES='' REPEATS=$REPEATS \
+        "$PYTHON" bench/card.py "$DEVICE" bench/gpu.sh "$bin" "$model" "$head" "$folder" --gpu-memory "$CAP" "$@" ||
+        failed=1
+}
+measure "$out/threshold" "$depth" "$GENERATE" all --distinct "$@"
+[ -z "$BESIDE" ] || measure "$out/beside" "$DEPTH" 32 "all $BESIDE" "$@"
+exit $failed
