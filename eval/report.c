@@ -105,7 +105,7 @@ static uint32_t task_ways(const struct report *r)
     return n;
 }
 
-/* All items of one way, of tasks that full attention does half of the time at least; context 0, TASK_COUNT. */
+/* All items of one way, of tasks that full attention does half of the time; context 0, task TASK_COUNT. */
 static struct report_task together(const struct report *r, uint32_t way)
 {
     struct report_task sum = {.head = r->tasks[way].head, .budget = r->tasks[way].budget, .task = TASK_COUNT};
