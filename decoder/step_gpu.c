@@ -217,7 +217,7 @@ static int queue_step(struct step_gpu *g, struct err *err)
 {
     struct pass_gpu_batch batch;
     struct pass_gpu_sampling sampling;
-    struct pass_gpu_source source = {begin_layer, end_layer, g};
+    struct pass_gpu_source source = {begin_layer, end_layer, NULL, g};
     inputs_gpu_batch(g->inputs, &batch);
     inputs_gpu_sampling(g->inputs, &sampling);
     batch.row_count = g->sequences_max;

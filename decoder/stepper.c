@@ -286,7 +286,7 @@ static int run_cpu(struct stepper *s, const struct stepper_spec *spec, struct er
             (struct pass_entry){p->history + p->position, p->position, p->count, p->sampling ? 1 : 0};
     }
     s->run = s->runs;
-    struct pass_source source = {begin_layer, end_layer, s};
+    struct pass_source source = {begin_layer, end_layer, NULL, s};
     return pass_run(s->pass, s->entries, spec->count, &source, err);
 }
 

@@ -112,9 +112,16 @@ static void weigh_group(struct chooser *c, uint32_t g)
     }
 }
 
-void chooser_feed(struct chooser *c, const uint32_t *tokens, uint32_t count, bool weigh)
+bool chooser_looks(const struct chooser *c)
+{
+    return c->options.head && head_config(c->options.head)->features == HEAD_FEATURES_TARGET;
+}
+
+void chooser_feed(struct chooser *c, const uint32_t *tokens, uint32_t count, const float *features,
+                  bool weigh)
 {
     CHECK(count > 0 && count <= c->options.context - c->count);
+    (void)features; /* projection_create refuses heads that look at them */
     c->count += count;
     if (!c->projection)
         return;

@@ -23,7 +23,8 @@ static inline struct chooser *make_chooser(struct world *w, bool newest)
     struct chooser_options options = {.model = w->rig->model,
                                       .head = newest ? NULL : w->rig->head,
                                       .pool = HEAD_POOL_MEAN,
-                                      .context = CONTEXT};
+                                      .context = CONTEXT,
+                                      .taps = &w->engine.taps};
     struct chooser *c = NULL;
     struct err err = {0};
     if (chooser_create(&options, &c, &err) < 0)
@@ -42,6 +43,8 @@ static inline struct world *world_make(uint32_t groups, const char *device)
     struct engine_options options = {
         .model = w->rig->model_path, .device = device, .threads = 2, .list_max = CONTEXT + 1};
     if (engine_open(&options, &w->engine, &err) < 0)
+        fail_msg("%s", err.text);
+    if (taps_add(&w->engine.taps, w->rig->head, RIG_LAYERS, &err) < 0)
         fail_msg("%s", err.text);
     w->chooser = make_chooser(w, false);
     rig_tokens(w->tokens, CONTEXT, RIG_VOCAB, 77);
