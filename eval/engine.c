@@ -101,7 +101,7 @@ int engine_dense(struct engine *e, const struct engine_chunk *chunk, const struc
 {
     struct pass_entry entry = {chunk->tokens + chunk->first, chunk->first, chunk->count, chunk->logits};
     struct dense_source arg = {.engine = e, .chunk = chunk, .watch = watch};
-    struct pass_source source = {dense_layer, dense_layer_done, &arg};
+    struct pass_source source = {.layer = dense_layer, .layer_done = dense_layer_done, .arg = &arg};
     int r = pass_run(e->pass, &entry, 1, &source, err);
     if (!r && e->progress)
         e->progress(chunk->first + chunk->count);

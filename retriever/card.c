@@ -14,6 +14,7 @@
 #include "base/alloc.h"
 #include "base/check.h"
 #include "base/log.h"
+#include "retriever/card_features.h"
 #include "retriever/card_private.h"
 #include "retriever/mix.h"
 
@@ -50,7 +51,11 @@ static int check_options(const struct card_options *o, struct err *err)
     if (o->context > CUDA_TOPK_MAX)
         return err_set(err, -ENOTSUP, "context on a GPU: found %" PRIu32 ", expected at most %d", o->context,
                        CUDA_TOPK_MAX);
-    return projection_check_features(o->head, err);
+    if (h->feature_hidden % 8)
+        return err_set(err, -ENOTSUP,
+                       "%s: feature_hidden on a GPU: found %" PRIu32 ", expected a multiple of 8",
+                       head_path(o->head), h->feature_hidden);
+    return 0;
 }
 
 /* ---- memory -------------------------------------------------------------------------------------------- */
@@ -97,8 +102,27 @@ static int check_room(struct card *c, struct err *err)
                    need->keys >> 20, need->workspace >> 20, room >> 20);
 }
 
-static int take_memory(struct card *c, const struct head_group *groups, struct err *err)
+/* What features of the model take, beside the groups' share. */
+static void take_features(struct card *c, const struct head_shared *shared, int *rc, struct err *err)
 {
+    struct card_features *f = &c->features;
+    uint64_t hidden = c->config->hidden, *work = &c->bytes.workspace;
+    if (!f->inputs)
+        return;
+    f->fc = take(c, 2 * hidden * f->inputs, &c->bytes.weights, rc, err);
+    f->norm = take(c, 4 * hidden, &c->bytes.weights, rc, err);
+    f->x = take(c, 2 * CARD_TILE * f->inputs, work, rc, err);
+    f->g = take(c, 4 * CARD_TILE * hidden, work, rc, err);
+    f->normed = take(c, 2 * CARD_TILE * hidden, work, rc, err);
+    if (!shared->feature_input_norm.data)
+        return;
+    f->input_norm = take(c, 4 * f->inputs, &c->bytes.weights, rc, err);
+    f->wide = take(c, 4 * CARD_TILE * f->inputs, work, rc, err);
+}
+
+static int take_memory(struct card *c, const struct head *head, struct err *err)
+{
+    const struct head_group *groups = head_groups(head);
     const struct head_config *h = c->config;
     struct card_bytes *b = &c->bytes;
     uint64_t q_row = (uint64_t)h->q_heads * h->head_dim, k_row = (uint64_t)h->kv_heads * h->head_dim;
@@ -115,7 +139,12 @@ static int take_memory(struct card *c, const struct head_group *groups, struct e
         c->group[g].q = take(c, 2 * q_row * c->inputs, &b->weights, &rc, err);
         c->group[g].k = take(c, 2 * k_row * c->inputs, &b->weights, &rc, err);
         c->group[g].taps = take(c, 4 * (uint64_t)c->views * c->taps, &b->weights, &rc, err);
+        if (c->features.inputs) {
+            c->group[g].q_features = take(c, 2 * q_row * h->hidden, &b->weights, &rc, err);
+            c->group[g].k_features = take(c, 2 * k_row * h->hidden, &b->weights, &rc, err);
+        }
     }
+    take_features(c, head_shared(head), &rc, err);
     c->inv_freq = take(c, 2 * h->rope.dims, &b->weights, &rc, err);
     c->keys = take(c, h->groups * c->sizes.group_bytes, &b->keys, &rc, err);
     c->key_at = take(c, 8 * c->sequences, &b->keys, &rc, err);
@@ -158,13 +187,21 @@ static float scale_of(const uint16_t *row, uint32_t cols, float eps)
     return (float)(1 / sqrt(sum / cols + (double)eps));
 }
 
-/* A matrix of any type to bf16 on the card, some hundred rows at a time. ret_scale [rows], or NULL. */
-static int upload_matrix(struct card *c, struct compute *compute, void *to, const struct model_tensor *t,
-                         float *ret_scale)
+struct columns { /* of a matrix */
+    const struct model_tensor *of;
+    uint32_t first, count;
+};
+
+/* Columns of a matrix of any type to bf16 on the card, some hundred rows at a time. ret_scale [rows], or
+ * NULL. */
+static int upload_columns(struct card *c, struct compute *compute, void *to, const struct columns *columns,
+                          float *ret_scale)
 {
+    const struct model_tensor *t = columns->of;
+    uint32_t cols = columns->count;
     struct matrix m = {t->type, t->rows, t->cols, t->data};
     float *wide = mem_alloc_aligned((size_t)UPLOAD_ROWS * m.cols, sizeof *wide);
-    uint16_t *narrow = mem_alloc_aligned((size_t)UPLOAD_ROWS * m.cols, sizeof *narrow);
+    uint16_t *narrow = mem_alloc_aligned((size_t)UPLOAD_ROWS * cols, sizeof *narrow);
     uint32_t ids[UPLOAD_ROWS];
     int rc = 0;
     for (uint32_t first = 0; first < m.rows && rc == 0; first += UPLOAD_ROWS) {
@@ -172,17 +209,24 @@ static int upload_matrix(struct card *c, struct compute *compute, void *to, cons
         for (uint32_t i = 0; i < n; i++)
             ids[i] = first + i;
         compute_embed(compute, wide, &m, ids, (int)n);
-        for (size_t i = 0; i < (size_t)n * m.cols; i++)
-            narrow[i] = dtype_f32_to_bf16(wide[i]);
+        for (size_t i = 0; i < n; i++)
+            for (size_t j = 0; j < cols; j++)
+                narrow[i * cols + j] = dtype_f32_to_bf16(wide[i * m.cols + columns->first + j]);
         for (uint32_t i = 0; i < n && ret_scale; i++)
-            ret_scale[first + i] = scale_of(narrow + (size_t)i * m.cols, m.cols, c->config->rms_eps);
-        rc = c->api->copy((uint16_t *)to + (size_t)first * m.cols, narrow, (size_t)n * m.cols * 2, c->stream);
+            ret_scale[first + i] = scale_of(narrow + (size_t)i * cols, cols, c->config->rms_eps);
+        rc = c->api->copy((uint16_t *)to + (size_t)first * cols, narrow, (size_t)n * cols * 2, c->stream);
         if (rc == 0)
             rc = c->api->stream_sync(c->stream); /* the buffer is written again */
     }
     mem_free(&wide);
     mem_free(&narrow);
     return rc;
+}
+
+static int upload_matrix(struct card *c, struct compute *compute, void *to, const struct model_tensor *t,
+                         float *ret_scale)
+{
+    return upload_columns(c, compute, to, &(struct columns){t, 0, t->cols}, ret_scale);
 }
 
 /* The embedding, and the norms of its rows. */
@@ -213,12 +257,29 @@ static int upload_group(struct card *c, struct compute *compute, const struct he
                    {to->q_norm, from->q_norm.data, h->head_dim},
                    {to->k_norm, from->k_norm.data, h->head_dim},
                    {to->taps, from->taps.data ? from->taps.data : &one, (size_t)c->views * c->taps}};
-    int rc = upload_matrix(c, compute, to->q, &from->q, NULL);
+    int rc = upload_columns(c, compute, to->q, &(struct columns){&from->q, 0, c->inputs}, NULL);
     if (rc == 0)
-        rc = upload_matrix(c, compute, to->k, &from->k, NULL);
+        rc = upload_columns(c, compute, to->k, &(struct columns){&from->k, 0, c->inputs}, NULL);
+    if (rc == 0 && to->q_features)
+        rc = upload_columns(c, compute, to->q_features, &(struct columns){&from->q, h->hidden, h->hidden},
+                            NULL);
+    if (rc == 0 && to->k_features)
+        rc = upload_columns(c, compute, to->k_features, &(struct columns){&from->k, h->hidden, h->hidden},
+                            NULL);
     for (size_t i = 0; i < sizeof vectors / sizeof *vectors && rc == 0; i++)
         if (vectors[i].from)
             rc = c->api->copy(vectors[i].to, vectors[i].from, 4 * vectors[i].count, c->stream);
+    return rc;
+}
+
+static int upload_features(struct card *c, struct compute *compute, const struct head_shared *from)
+{
+    const struct card_features *f = &c->features;
+    int rc = f->inputs ? upload_matrix(c, compute, f->fc, &from->fc, NULL) : 0;
+    if (rc == 0 && f->inputs)
+        rc = c->api->copy(f->norm, from->feature_norm.data, 4 * (size_t)c->config->hidden, c->stream);
+    if (rc == 0 && f->input_norm)
+        rc = c->api->copy(f->input_norm, from->feature_input_norm.data, 4 * f->inputs, c->stream);
     return rc;
 }
 
@@ -230,6 +291,8 @@ static int upload(struct card *c, const struct card_options *o, struct err *err)
     int rc = upload_table(c, o);
     for (uint32_t g = 0; g < c->config->groups && rc == 0; g++)
         rc = upload_group(c, o->compute, &head_groups(o->head)[g], &c->group[g]);
+    if (rc == 0)
+        rc = upload_features(c, o->compute, head_shared(o->head));
     if (rc == 0)
         rc = c->api->copy(c->inv_freq, c->rotation.inv_freq, 2 * (size_t)c->rotation.rope.dims, c->stream);
     if (rc == 0)
@@ -245,9 +308,10 @@ static int upload(struct card *c, const struct card_options *o, struct err *err)
 }
 
 /* For the arithmetic of memory_gpu.h. */
-static struct memory_gpu_head sizes_of(const struct card *c, const struct head_group *groups)
+static struct memory_gpu_head sizes_of(const struct card *c, const struct head *head)
 {
     const struct head_config *h = c->config;
+    const struct head_group *groups = head_groups(head);
     struct memory_gpu_head ret = {.vocab = h->vocab,
                                   .hidden = h->hidden,
                                   .q_heads = h->q_heads,
@@ -256,7 +320,9 @@ static struct memory_gpu_head sizes_of(const struct card *c, const struct head_g
                                   .groups = h->groups,
                                   .rope_dims = h->rope.dims,
                                   .views = c->views,
-                                  .taps = c->taps};
+                                  .taps = c->taps,
+                                  .features = c->features.inputs,
+                                  .feature_input_norm = head_shared(head)->feature_input_norm.data != NULL};
     for (uint32_t g = 0; g < h->groups; g++)
         ret.head_norms += !!groups[g].q_norm.data + !!groups[g].k_norm.data;
     return ret;
@@ -279,7 +345,8 @@ int card_create(const struct card_options *o, struct card **ret_card, struct err
     c->views = context ? c->config->views : 1;
     c->taps = context ? c->config->taps : 1;
     c->inputs = c->views * c->config->hidden;
-    struct memory_gpu_head head = sizes_of(c, head_groups(o->head));
+    c->features.inputs = card_features_inputs(c->config);
+    struct memory_gpu_head head = sizes_of(c, o->head);
     memory_gpu_retriever(&head, o->context, o->sequences, o->work_bytes ? o->work_bytes : MEMORY_GPU_WORK,
                          &c->sizes);
     c->scratch.topk = mem_alloc(o->context, sizeof *c->scratch.topk);
@@ -292,7 +359,7 @@ int card_create(const struct card_options *o, struct card **ret_card, struct err
     if (rc == 0)
         rc = api->stream_create(c->gpu, GPU_PRIORITY_NORMAL, &c->stream, err);
     if (rc == 0)
-        rc = take_memory(c, head_groups(o->head), err);
+        rc = take_memory(c, o->head, err);
     if (rc == 0)
         rc = upload(c, o, err);
     if (rc < 0)
@@ -332,6 +399,16 @@ const struct gpu_info *card_info(const struct card *c)
     return c->api->info(c->gpu);
 }
 
+const struct gpu_api *card_api(const struct card *c)
+{
+    return c->api;
+}
+
+struct gpu *card_gpu(const struct card *c)
+{
+    return c->gpu;
+}
+
 struct card_bytes card_bytes(const struct card *c)
 {
     struct card_bytes b = c->bytes;
@@ -347,9 +424,7 @@ uint64_t card_key_bytes(const struct card *c)
 
 /* ---- projection ---------------------------------------------------------------------------------------- */
 
-/* Tokens that a product is made for: few shapes, so few plans. Rows past the real ones hold anything; nobody
- * reads what they give. */
-static uint32_t padded(uint32_t n)
+uint32_t card_padded(uint32_t n)
 {
     uint32_t p = 1;
     while (p < n)
@@ -357,11 +432,20 @@ static uint32_t padded(uint32_t n)
     return p;
 }
 
-/* out [n][rows] f32 = w times what mix() made. */
-static void multiply(struct card *c, float *out, const void *w, uint32_t rows, uint32_t n)
+/* out [n][rows] f32 = w times what mix() made (+ `features` times what card_features_run() made). */
+static void multiply(struct card *c, float *out, const void *w, const void *features, uint32_t rows,
+                     uint32_t n)
 {
-    struct cuda_matmul_shape shape = {.rows = rows, .cols = c->inputs, .n = padded(n), .out_type = DTYPE_F32};
+    struct cuda_matmul_shape shape = {
+        .rows = rows, .cols = c->inputs, .n = card_padded(n), .out_type = DTYPE_F32};
     struct cuda_matmul m = {.out = out, .w = w, .x = c->mixed};
+    card_must(c, c->api->matmul(c->gpu, &shape, &m, c->stream), "projection");
+    if (!features)
+        return;
+    shape.cols = c->config->hidden;
+    shape.accumulate = 1;
+    m.w = features;
+    m.x = c->features.normed;
     card_must(c, c->api->matmul(c->gpu, &shape, &m, c->stream), "projection");
 }
 
@@ -451,7 +535,10 @@ static void append_tile(struct card *c, uint32_t first, uint32_t n)
                             .positions = c->tokens->position + first,
                             .id_count = sizeof c->tokens->id / sizeof *c->tokens->id,
                             .n = n};
+    const struct card_features_tokens features = {c->tokens->feature + first,
+                                                  c->host_tokens->position + first, n};
     make_angles(c, &b);
+    card_features_run(c, &features);
     for (uint32_t g = 0; g < h->groups; g++) {
         struct cuda_keys_append a = {.keys = card_keys(c, g),
                                      .k = c->k,
@@ -463,7 +550,7 @@ static void append_tile(struct card *c, uint32_t first, uint32_t n)
                                      .kv_heads = h->kv_heads,
                                      .head_dim = h->head_dim};
         mix(c, g, &b);
-        multiply(c, c->k, c->group[g].k, h->kv_heads * h->head_dim, n);
+        multiply(c, c->k, c->group[g].k, c->group[g].k_features, h->kv_heads * h->head_dim, n);
         norm_heads(c, c->k, c->group[g].k_norm, h->kv_heads, n);
         rotate(c, c->k, h->kv_heads, n);
         card_must(c, c->api->keys_append(&a, c->stream), "keys");
@@ -483,10 +570,11 @@ static void make_queries(struct card *c)
         return;
     card_must(c, c->api->copy(c->queries, c->host_queries, sizeof *c->queries, c->stream), "copy");
     make_angles(c, &b);
+    card_features_run(c, &(struct card_features_tokens){c->queries->feature, c->host_queries->position, n});
     for (uint32_t g = 0; g < h->groups; g++) {
         float *q = c->q + (uint64_t)g * LIMIT_SEQUENCES * h->q_heads * h->head_dim;
         mix(c, g, &b);
-        multiply(c, q, c->group[g].q, h->q_heads * h->head_dim, n);
+        multiply(c, q, c->group[g].q, c->group[g].q_features, h->q_heads * h->head_dim, n);
         norm_heads(c, q, c->group[g].q_norm, h->q_heads, n);
         rotate(c, q, h->q_heads, n);
     }
@@ -518,6 +606,13 @@ static uint32_t put_id(const struct card *c, uint32_t *ids, uint32_t used, const
     return used;
 }
 
+/* The row of the position before token i of the part; any for a sequence's first token. */
+static uint32_t row_before(const struct projection_part *part, uint32_t i)
+{
+    bool first = part->keys->count == 0;
+    return part->feature_row + (first && i ? i - 1 : i);
+}
+
 /* Puts the part's tokens behind those that wait; returns how many wait then. */
 static uint32_t put_tokens(struct card *c, const struct projection_part *part, uint32_t n)
 {
@@ -526,6 +621,7 @@ static uint32_t put_tokens(struct card *c, const struct projection_part *part, u
         t->at[n] = put_id(c, t->id, n ? t->at[n - 1] + 1 : 0, part, i, i == 0 || n == 0);
         t->position[n] = part->keys->count + i;
         t->place[n] = part->place;
+        t->feature[n] = row_before(part, i);
         if (++n < LIMIT_STEP_TOKENS)
             continue;
         append_waiting(c, n, true);
@@ -542,6 +638,7 @@ static void put_query(struct card *c, const struct projection_part *part)
     q->at[n] = put_id(c, q->id, n ? q->at[n - 1] + 1 : 0, part, last, true);
     q->position[n] = part->keys->count + last;
     q->place[n] = part->place;
+    q->feature[n] = row_before(part, last);
     q->count[n] = part->keys->count + part->count;
 }
 

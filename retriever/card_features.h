@@ -1,0 +1,19 @@
+/* The part of a card that a head with features of the model has; retriever only. */
+#ifndef RETRIEVER_CARD_FEATURES_H
+#define RETRIEVER_CARD_FEATURES_H
+
+#include "retriever/card_private.h"
+
+/* Elements of a row; 0: the head has no such features. */
+uint64_t card_features_inputs(const struct head_config *head);
+
+struct card_features_tokens {
+    const uint32_t *rows;           /* device, [n]: of the position before each token */
+    const uint32_t *host_positions; /* [n] */
+    uint32_t n;                     /* at most CARD_TILE */
+};
+
+/* Queues features.normed [n][hidden] of the tokens; nothing for a head without features. */
+void card_features_run(struct card *card, const struct card_features_tokens *tokens);
+
+#endif
