@@ -6,6 +6,14 @@
 
 #include "base/check.h"
 
+/* An address that is there, or the end. */
+static void *must(void *p, size_t bytes)
+{
+    if (!p)
+        check_exhausted("out of memory: %zu bytes were asked for", bytes);
+    return p;
+}
+
 static size_t product(size_t count, size_t size)
 {
     size_t bytes;
@@ -16,34 +24,25 @@ static size_t product(size_t count, size_t size)
 void *mem_alloc(size_t count, size_t size)
 {
     size_t bytes = product(count, size);
-    void *p = calloc(1, bytes ? bytes : 1);
-    CHECK(p != NULL);
-    return p;
+    return must(calloc(1, bytes ? bytes : 1), bytes);
 }
 
 void *mem_alloc_aligned(size_t count, size_t size)
 {
     size_t bytes = product(count, size);
     size_t rounded = (bytes + 63) & ~(size_t)63;
-    void *p = aligned_alloc(64, rounded ? rounded : 64);
-    CHECK(p != NULL);
-    memset(p, 0, rounded);
-    return p;
+    return memset(must(aligned_alloc(64, rounded ? rounded : 64), rounded), 0, rounded);
 }
 
 void *mem_resize(void *old, size_t count, size_t size)
 {
     size_t bytes = product(count, size);
-    void *p = realloc(old, bytes ? bytes : 1);
-    CHECK(p != NULL);
-    return p;
+    return must(realloc(old, bytes ? bytes : 1), bytes);
 }
 
 char *mem_strdup(const char *text)
 {
-    char *p = strdup(text);
-    CHECK(p != NULL);
-    return p;
+    return must(strdup(text), strlen(text) + 1);
 }
 
 void mem_free_at(void *address_of_pointer)

@@ -1,5 +1,6 @@
 /* Memory of the process. Allocation of what the program itself sized cannot fail in a way that it could
- * handle, so these CHECK. Sizes that come out of files or messages must be bounded by the caller first. */
+ * handle, so these end the process with a line that says so (check_exhausted). Sizes that come out of files
+ * or messages must be bounded by the caller first. */
 #ifndef BASE_ALLOC_H
 #define BASE_ALLOC_H
 

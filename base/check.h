@@ -10,4 +10,8 @@ void check_failed(const char *expr, const char *file, int line) __attribute__((n
 
 #define CHECK(expr) ((expr) ? (void)0 : check_failed(#expr, __FILE__, __LINE__))
 
+/* The system has no more of what the process cannot do without: prints "PROGRAM: " and the line, and ends the
+ * process with exit code 1. Nobody's error, so nothing is aborted. */
+void check_exhausted(const char *fmt, ...) __attribute__((noreturn, cold, format(printf, 1, 2)));
+
 #endif

@@ -4,15 +4,20 @@
  * since a decode step runs hundreds of loops of tens of microseconds each and a futex wake costs as much. */
 #include "base/pool.h"
 
+#include <limits.h>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/check.h"
+#include "base/thread.h"
 
 enum { POOL_SPIN = 2000 };
 
@@ -37,11 +42,11 @@ struct pool {
     atomic_int count;
     _Alignas(64) atomic_uint_fast64_t claim;
     _Alignas(64) atomic_int done;     /* items of this round that are finished */
-    _Alignas(64) atomic_int sleepers; /* workers in pthread_cond_wait or about to be */
+    _Alignas(64) atomic_int sleepers; /* workers that wait for `open`, or are about to */
+    atomic_uint open;                 /* the round, again: a futex is a word */
     atomic_int owner_sleeps;
     atomic_int stopping;
     pthread_mutex_t mutex;
-    pthread_cond_t start;
     pthread_cond_t finished;
 };
 
@@ -93,13 +98,11 @@ static void wait_round(struct pool *pool, uint32_t seen)
             return;
         relax();
     }
-    pthread_mutex_lock(&pool->mutex);
     atomic_fetch_add(&pool->sleepers,
-                     1); /* before the look at the round; the owner does it the other way round */
-    while (round_of(atomic_load(&pool->claim)) == seen)
-        pthread_cond_wait(&pool->start, &pool->mutex);
+                     1); /* before the look at `open`; the owner does it the other way round */
+    while (atomic_load(&pool->open) == seen)
+        syscall(SYS_futex, &pool->open, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
     atomic_fetch_sub(&pool->sleepers, 1);
-    pthread_mutex_unlock(&pool->mutex);
 }
 
 static void *worker_main(void *arg)
@@ -127,12 +130,11 @@ struct pool *pool_create(int threads, const char *name)
     pool->name = name;
     pool->workers = mem_alloc((size_t)threads, sizeof *pool->workers);
     pthread_mutex_init(&pool->mutex, NULL);
-    pthread_cond_init(&pool->start, NULL);
     pthread_cond_init(&pool->finished, NULL);
     for (int i = 1; i < threads; i++) {
         pool->workers[i].pool = pool;
         pool->workers[i].index = i;
-        CHECK(pthread_create(&pool->workers[i].thread, NULL, worker_main, &pool->workers[i]) == 0);
+        thread_start(&pool->workers[i].thread, worker_main, &pool->workers[i]);
     }
     return pool;
 }
@@ -146,11 +148,10 @@ static void start_round(struct pool *pool, pool_body body, void *arg, int count)
     atomic_store(&pool->count, count);
     atomic_store(&pool->done, 0);
     atomic_store(&pool->claim, next);
-    if (!atomic_load(&pool->sleepers))
-        return;
-    pthread_mutex_lock(&pool->mutex);
-    pthread_cond_broadcast(&pool->start);
-    pthread_mutex_unlock(&pool->mutex);
+    atomic_store(&pool->open, round_of(next));
+    /* No condition variable: woken by one, threads would wait for its mutex one after another. */
+    if (atomic_load(&pool->sleepers))
+        syscall(SYS_futex, &pool->open, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
 void pool_free(struct pool **pool_at)
@@ -164,7 +165,6 @@ void pool_free(struct pool **pool_at)
     for (int i = 1; i < pool->threads; i++)
         pthread_join(pool->workers[i].thread, NULL);
     pthread_cond_destroy(&pool->finished);
-    pthread_cond_destroy(&pool->start);
     pthread_mutex_destroy(&pool->mutex);
     mem_free(&pool->workers);
     mem_free(&pool);

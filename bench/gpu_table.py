@@ -9,14 +9,16 @@ import sys
 MIB = 1 << 20
 
 
-def ours(folder):
+def reports(folder):
     for path in sorted(glob.glob(os.path.join(folder, "ours-*.json"))):
         with open(path) as f:
             text = f.read()
-        if not text.strip():
-            continue
-        variant = os.path.basename(path)[:-len(".json")].rsplit("-", 1)[1]
-        report = json.loads(text)
+        if text.strip():
+            yield os.path.basename(path)[:-len(".json")].rsplit("-", 1)[1], json.loads(text)
+
+
+def ours(folder):
+    for variant, report in reports(folder):
         how = f"specontext {variant}"
         if report["attention"] == "sparse":
             how += f", budget {report['budget']}, {report['selection']}"

@@ -174,8 +174,8 @@ void compute_keys_append(struct compute *c, const struct key_view *view, const f
                          int head_dim);
 
 /* weights [kv_heads][stride]: for each query head softmax(scale * q.k) over positions [0, view->count),
- * pooled over the query heads of its KV head. stride >= view->count. Source: paper section on the retrieval
- * head; algorithm.md section 1. */
+ * pooled over the query heads of its KV head. stride >= view->count, which is at most 8 million (a sequence
+ * has at most 1 million positions). Source: paper section on the retrieval head; algorithm.md section 1. */
 void compute_retrieval_weights(struct compute *c, float *weights, size_t stride, const float *q,
                                const struct key_view *view, int q_heads, int kv_heads, int head_dim,
                                float scale, enum pool_kind pool);

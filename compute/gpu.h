@@ -20,8 +20,9 @@
 
 #include "base/err.h"
 #include "compute/cuda/kernels.h"
+#include "compute/cuda/sets.h"
 
-#define GPU_API_VERSION 4
+#define GPU_API_VERSION 7
 #define GPU_API_SYMBOL  "specontext_gpu_api" /* const struct gpu_api *specontext_gpu_api(void) */
 #define GPU_IPC_BYTES   64
 
@@ -77,6 +78,9 @@ struct gpu_api {
     int (*stream_create)(struct gpu *gpu, enum gpu_priority priority, struct CUstream_st **ret_stream,
                          struct err *err);
     void (*stream_free)(struct gpu *gpu, struct CUstream_st **stream);
+    /* What is queued on `stream` from here on waits for what is queued on `after` now. Where `after` is being
+     * captured `stream` is from here on too, until the captured stream follows it. */
+    int (*stream_follow)(struct gpu *gpu, struct CUstream_st *stream, struct CUstream_st *after);
     int (*stream_sync)(struct CUstream_st *stream); /* blocks; -EIO: see check() */
     int (*stream_done)(struct CUstream_st *stream); /* 1: all work is done, 0: not yet, -EIO */
     int (*copy)(void *to, const void *from, size_t bytes, struct CUstream_st *stream); /* any direction */
@@ -113,7 +117,7 @@ struct gpu_api {
                   struct CUstream_st *stream);
     uint64_t (*library_bytes)(const struct gpu *gpu); /* workspace and what the libraries took */
 
-    /* ---- kernels ---- compute/cuda/kernels.h says what each does. */
+    /* ---- kernels ---- compute/cuda/kernels.h and sets.h say what each does. */
     int (*embed)(const struct cuda_embed *, struct CUstream_st *);
     int (*mix)(const struct cuda_mix *, struct CUstream_st *);
     int (*rmsnorm)(const struct cuda_rmsnorm *, struct CUstream_st *);
@@ -125,6 +129,7 @@ struct gpu_api {
     int (*rope_angles)(const struct cuda_rope_angles *, struct CUstream_st *);
     int (*rope)(const struct cuda_rope *, struct CUstream_st *);
     int (*kv_write)(const struct cuda_kv_write *, struct CUstream_st *);
+    int (*rope_write)(const struct cuda_rope *, const struct cuda_kv_write *, struct CUstream_st *);
     int (*gather)(const struct cuda_moves *, struct CUstream_st *);
     int (*scatter)(const struct cuda_moves *, struct CUstream_st *);
     int (*copy_pieces)(const struct cuda_copies *, struct CUstream_st *);
@@ -135,6 +140,8 @@ struct gpu_api {
     size_t (*retrieval_work_bytes)(uint32_t n, uint32_t q_heads, uint32_t count_max);
     int (*retrieval)(const struct cuda_retrieval *, struct CUstream_st *);
     int (*topk)(const struct cuda_topk *, struct CUstream_st *);
+    int (*sets_mark)(const struct cuda_sets_mark *, struct CUstream_st *);
+    int (*sets_changes)(const struct cuda_sets_changes *, struct CUstream_st *);
     int (*sample)(const struct cuda_sample *, struct CUstream_st *);
     int (*penalties)(const struct cuda_penalties *, struct CUstream_st *);
 };

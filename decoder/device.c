@@ -16,6 +16,7 @@
 #include "base/alloc.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/thread.h"
 #include "model/tokenizer.h"
 
 enum { ORDERS_MAX = 4096 };
@@ -41,6 +42,7 @@ struct device {
     struct scheduler *scheduler;
     struct backlog *backlog, **backlog_end;
     atomic_int stop;
+    atomic_uint losses;    /* of the retriever: a step that waits for it learns of it by this */
     pthread_mutex_t mutex; /* of `figures` */
     struct device_figures figures;
 };
@@ -192,7 +194,7 @@ static int make_stepper(struct device *d, struct err *err)
         d->stepper = stepper_create(at, d->pass);
         return 0;
     }
-    int r = pass_gpu_create(d->gpu, d->options.model, d->weights, &options, &d->pass_gpu, err);
+    int r = pass_gpu_create(d->gpu, model_config(d->options.model), d->weights, &options, &d->pass_gpu, err);
     return r < 0 ? r : stepper_create_gpu(at, d->pass_gpu, &d->stepper, err);
 }
 
@@ -258,9 +260,11 @@ static int obey(struct device *d, struct order *order, struct err *err)
     case ORDER_RETRIEVER:
         scheduler_retriever(d->scheduler, &order->msg);
         break;
-    case ORDER_RETRIEVER_READY:
     case ORDER_RETRIEVER_LOST:
-        return scheduler_retriever_ready(d->scheduler, order->kind == ORDER_RETRIEVER_READY, err);
+        stepper_retriever_lost(d->stepper);
+        return scheduler_retriever_ready(d->scheduler, 0, err);
+    case ORDER_RETRIEVER_READY:
+        return scheduler_retriever_ready(d->scheduler, 1, err);
     case ORDER_EXPORT:
         return make_export(d, order->id, err);
     case ORDER_WAKE:
@@ -334,7 +338,7 @@ struct device *device_start(const struct device_options *options, struct mailbox
     d->orders = mailbox_create(ORDERS_MAX);
     d->backlog_end = &d->backlog;
     pthread_mutex_init(&d->mutex, NULL);
-    CHECK(pthread_create(&d->thread, NULL, device_main, d) == 0);
+    thread_start(&d->thread, device_main, d);
     return d;
 }
 
@@ -342,6 +346,7 @@ void device_attach(struct device *d, const struct stepper_attachment *attachment
                    const struct device_head *head)
 {
     d->attachment = *attachment;
+    d->attachment.losses = &d->losses;
     d->head = *head;
     struct order *order = mem_alloc(1, sizeof *order);
     order->kind = ORDER_ATTACH;
@@ -350,6 +355,8 @@ void device_attach(struct device *d, const struct stepper_attachment *attachment
 
 int device_order(struct device *d, struct order *order)
 {
+    if (order->kind == ORDER_RETRIEVER_LOST)
+        atomic_fetch_add(&d->losses, 1);
     return mailbox_put(d->orders, order);
 }
 

@@ -21,7 +21,7 @@ struct inputs_gpu {
     const struct gpu_api *api;
     uint32_t tokens_max, entries_max, vocab;
     uint64_t early_max, rows_max; /* bytes of the blocks */
-    uint8_t *host;                /* early, rows [phase], ids, flags [phase] */
+    uint8_t *host;                /* early, rows [phase], ids, flags [phase], arrival */
     uint8_t *host_device;         /* the same for kernels and flags */
     uint8_t *copy;                /* device: early, rows (of the phase copied last), ids */
     uint64_t copy_bytes;
@@ -115,7 +115,7 @@ int inputs_gpu_create(struct gpu_device *device, const struct pass_gpu_options *
     in->rows_max = round_up(rows_bytes(in->tokens_max, in->entries_max), LINE);
     in->copy_bytes = go_at(in, 0);
     void *host = NULL, *mapped = NULL, *copy = NULL;
-    int r = in->api->alloc_host(device->gpu, go_at(in, INPUTS_GPU_PHASES), &host, &mapped, err);
+    int r = in->api->alloc_host(device->gpu, go_at(in, INPUTS_GPU_PHASES + 1), &host, &mapped, err);
     in->host = host;
     in->host_device = mapped;
     if (r == 0)
@@ -127,7 +127,7 @@ int inputs_gpu_create(struct gpu_device *device, const struct pass_gpu_options *
         inputs_gpu_free(&in);
         return r;
     }
-    memset(in->host, 0, go_at(in, INPUTS_GPU_PHASES));
+    memset(in->host, 0, go_at(in, INPUTS_GPU_PHASES + 1));
     *ret_inputs = in;
     return 0;
 }
@@ -365,4 +365,14 @@ uint32_t *inputs_gpu_go(const struct inputs_gpu *in, enum places_phase phase)
 void inputs_gpu_let_go(struct inputs_gpu *in, enum places_phase phase, uint32_t step)
 {
     atomic_store_explicit((_Atomic uint32_t *)(in->host + go_at(in, phase)), step, memory_order_release);
+}
+
+uint32_t *inputs_gpu_arrival(const struct inputs_gpu *in)
+{
+    return (uint32_t *)(in->host_device + go_at(in, INPUTS_GPU_PHASES));
+}
+
+_Atomic uint32_t *inputs_gpu_arrived(const struct inputs_gpu *in)
+{
+    return (_Atomic uint32_t *)(in->host + go_at(in, INPUTS_GPU_PHASES));
 }

@@ -57,4 +57,8 @@ int32_t inputs_gpu_chosen(const struct inputs_gpu *in, uint32_t part);
 uint32_t *inputs_gpu_go(const struct inputs_gpu *in, enum places_phase phase); /* device address */
 void inputs_gpu_let_go(struct inputs_gpu *in, enum places_phase phase, uint32_t step);
 
+/* And one that the stream raises where it begins to wait for the late phase. */
+uint32_t *inputs_gpu_arrival(const struct inputs_gpu *in); /* device address */
+_Atomic uint32_t *inputs_gpu_arrived(const struct inputs_gpu *in);
+
 #endif

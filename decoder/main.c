@@ -5,6 +5,7 @@
 
 #include "base/err.h"
 #include "base/log.h"
+#include "base/trace.h"
 #include "decoder/settings.h"
 #include "decoder/serve.h"
 #include "model/model.h"
@@ -21,6 +22,7 @@ int main(int argc, char **argv)
     if (r > 0)
         return 0;
     log_init("decoder", options.daemon.log);
+    trace_open("decoder");
     struct model *model = NULL;
     if (model_open(options.model, &model, &err) < 0) {
         log_error("%s", err.text);

@@ -156,14 +156,15 @@ static int check_heads(struct pass_gpu *f, struct err *err)
         c->q_heads, c->kv_heads, c->head_dim, c->hidden, c->ffn, CUDA_GROUP_MAX);
 }
 
-int pass_gpu_create(struct gpu_device *device, const struct model *model, const struct weights_gpu *weights,
-                    const struct pass_gpu_options *options, struct pass_gpu **ret_pass, struct err *err)
+int pass_gpu_create(struct gpu_device *device, const struct model_config *config,
+                    const struct weights_gpu *weights, const struct pass_gpu_options *options,
+                    struct pass_gpu **ret_pass, struct err *err)
 {
     CHECK(options->tokens_max && options->entries_max && options->list_max && options->context);
     struct pass_gpu *f = mem_alloc(1, sizeof *f);
     f->device = device;
     f->api = device->api;
-    f->config = model_config(model);
+    f->config = config;
     f->weights = weights;
     f->options = *options;
     f->q_dim = (uint64_t)f->config->q_heads * f->config->head_dim;
@@ -315,7 +316,7 @@ static int head_norm(struct pass_gpu *f, float *x, const float *weight, uint32_t
     return f->api->headnorm(&norm, stream_of(f));
 }
 
-/* Queries, keys and values; k follows q in a token's row, so that one launch rotates both. */
+/* Queries, keys and values, not yet rotated. */
 static int project(struct pass_gpu *f, const struct weights_gpu_layer *w, const struct products *p,
                    uint32_t n)
 {
@@ -328,23 +329,23 @@ static int project(struct pass_gpu *f, const struct weights_gpu_layer *w, const 
         r = head_norm(f, q, w->q_norm, n, c->q_heads);
     if (r == 0 && w->k_norm)
         r = head_norm(f, q + f->q_dim, w->k_norm, n, c->kv_heads);
-    struct cuda_rope rope = {.x = q,
-                             .type = DTYPE_F32,
-                             .stride = f->qkv_dim,
-                             .table = f->angles.at,
-                             .n = n,
-                             .heads = c->q_heads + c->kv_heads,
-                             .head_dim = c->head_dim,
-                             .dims = c->rope.dims,
-                             .adjacent = !c->rope.halves};
-    if (r == 0)
-        r = f->api->rope(&rope, stream_of(f));
     mark(f, PART_OTHER);
     return r;
 }
 
-static int write_kv(struct pass_gpu *f, const struct pass_gpu_batch *b, const struct pass_gpu_kv *kv)
+/* Rotates queries and keys and writes keys and values into the cache; k follows q in a token's row. */
+static int rotate_and_write(struct pass_gpu *f, const struct pass_gpu_batch *b, const struct pass_gpu_kv *kv)
 {
+    const struct model_config *c = f->config;
+    struct cuda_rope rope = {.x = f->qkv.at,
+                             .type = DTYPE_F32,
+                             .stride = f->qkv_dim,
+                             .table = f->angles.at,
+                             .n = b->n,
+                             .heads = c->q_heads + c->kv_heads,
+                             .head_dim = c->head_dim,
+                             .dims = c->rope.dims,
+                             .adjacent = !c->rope.halves};
     const float *k = (const float *)f->qkv.at + f->q_dim;
     struct cuda_kv_write write = {.kv = kv->view,
                                   .k = k,
@@ -356,9 +357,9 @@ static int write_kv(struct pass_gpu *f, const struct pass_gpu_batch *b, const st
                                   .head_items = kv->write_heads,
                                   .row_count = b->row_count,
                                   .n = b->n,
-                                  .kv_heads = f->config->kv_heads,
-                                  .head_dim = f->config->head_dim};
-    int r = f->api->kv_write(&write, stream_of(f));
+                                  .kv_heads = c->kv_heads,
+                                  .head_dim = c->head_dim};
+    int r = f->api->rope_write(&rope, &write, stream_of(f));
     mark(f, PART_OTHER);
     return r;
 }
@@ -406,7 +407,8 @@ static int attend_lists(struct pass_gpu *f, const struct pass_gpu_batch *b, cons
                              .kv_heads = c->kv_heads,
                              .head_dim = c->head_dim,
                              .scale = 1.0f / sqrtf((float)c->head_dim),
-                             .work = f->work.at};
+                             .work = f->work.at,
+                             .settled = 1};
     return f->api->attn(&attn, stream_of(f));
 }
 
@@ -473,7 +475,7 @@ static int queue_layer(struct pass_gpu *f, const struct pass_gpu_batch *b,
     if (r < 0)
         return r;
     mark(f, PART_WAIT);
-    r = write_kv(f, b, &kv);
+    r = rotate_and_write(f, b, &kv);
     if (r == 0)
         r = attend(f, b, &kv);
     if (r == 0)
@@ -549,6 +551,12 @@ int pass_gpu_sample(struct pass_gpu *f, uint32_t rows, const struct pass_gpu_sam
 const float *pass_gpu_logits(const struct pass_gpu *f)
 {
     return f->logits.at;
+}
+
+const float *pass_gpu_queries(const struct pass_gpu *f, uint64_t *ret_stride)
+{
+    *ret_stride = f->qkv_dim;
+    return f->qkv.at;
 }
 
 const struct model_config *pass_gpu_config(const struct pass_gpu *f)

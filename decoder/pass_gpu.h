@@ -57,9 +57,10 @@ struct pass_gpu_batch {
     const uint32_t *rows;      /* [n] table rows; row_count and more: nothing is written or attended. Read
                                    from the first layer's source on */
     uint32_t row_count;
-    const uint32_t *counts;        /* [n] position + 1; needed where lists are identities */
-    uint32_t count_max;            /* the largest of them */
-    const struct cuda_span *spans; /* prompts: attention by spans; NULL: by lists */
+    const uint32_t *counts; /* [n] position + 1; needed where lists are identities */
+    uint32_t count_max;     /* the largest of them */
+    /* Prompts: attention by spans. NULL: by lists, one token a sequence, which stands last in its list. */
+    const struct cuda_span *spans;
     uint32_t span_count, span_max;
     uint32_t logits;        /* rows that are wanted, in the order of `wanted` */
     const uint32_t *wanted; /* [logits] tokens; NULL: all */
@@ -73,10 +74,11 @@ struct pass_gpu_sampling {                      /* the device's addresses, or ma
     int32_t *ret_ids;                           /* [logits] -1: not finite */
 };
 
-/* Allocates all activations. -ENOTSUP for models whose heads the kernels do not serve. `weights` (of this
- * model) and `device` are borrowed. */
-int pass_gpu_create(struct gpu_device *device, const struct model *model, const struct weights_gpu *weights,
-                    const struct pass_gpu_options *options, struct pass_gpu **ret_pass, struct err *err);
+/* Allocates all activations. -ENOTSUP for models whose heads the kernels do not serve. `config`, `weights`
+ * (of that model) and `device` are borrowed. */
+int pass_gpu_create(struct gpu_device *device, const struct model_config *config,
+                    const struct weights_gpu *weights, const struct pass_gpu_options *options,
+                    struct pass_gpu **ret_pass, struct err *err);
 void pass_gpu_free(struct pass_gpu **pass);
 
 /* Plans the products of a batch of n tokens and `logits` rows. */
@@ -89,6 +91,9 @@ int pass_gpu_sample(struct pass_gpu *f, uint32_t rows, const struct pass_gpu_sam
                     struct err *err);
 
 const float *pass_gpu_logits(const struct pass_gpu *f); /* device, [logits][vocab] of the last batch */
+/* Device, [tokens][stride], the first [q_heads][head_dim] of each: normed and rotated queries of the layer in
+ * work. For a source's layer_done, whose copies are queued before the next layer overwrites them. */
+const float *pass_gpu_queries(const struct pass_gpu *f, uint64_t *ret_stride);
 const struct model_config *pass_gpu_config(const struct pass_gpu *f);
 struct gpu_device *pass_gpu_device(const struct pass_gpu *f);
 const struct pass_gpu_options *pass_gpu_options(const struct pass_gpu *f);

@@ -21,6 +21,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/loop.h"
+#include "base/trace.h"
 #include "decoder/attach.h"
 #include "decoder/device.h"
 #include "decoder/handover.h"
@@ -228,7 +229,7 @@ static char *client_status(void *arg)
                             .threads = s->options->threads,
                             .device = s->device ? &figures : NULL,
                             .bus = bus_counters(s->bus)};
-    return status_json(&status);
+    return status_of_decoder(&status);
 }
 
 /* ---- posts of the device thread ---- */
@@ -337,6 +338,8 @@ static void handle_post(struct serve *s, struct post *post)
     case POST_RETRIEVER:
         to = "retriever";
         r = bus_send(s->retriever, &post->msg);
+        if (post->msg.kind == MSG_STEP)
+            trace(TRACE_TOLD, (uint32_t)post->msg.id);
         break;
     case POST_OPENED:
         device_opened(s, post->text);

@@ -29,6 +29,11 @@ static void put_steps(json_t *root, const struct stepper_times *f)
     figures_count(o, "record", f->record);
     figures_count(o, "parts_dropped", f->dropped);
     figures_count(o, "waits_broken", f->waits_broken);
+    json_t *list = figures_list(o, "moves"); /* [sparse steps so far, layers offloaded from then on] */
+    uint64_t first = f->move_count > STEPPER_MOVES ? f->move_count - STEPPER_MOVES : 0;
+    for (uint64_t i = first; i < f->move_count; i++)
+        json_array_append_new(list, json_pack("[I,i]", (json_int_t)f->moves[i % STEPPER_MOVES].sparse,
+                                              (int)f->moves[i % STEPPER_MOVES].offloaded));
 }
 
 static void put_times(json_t *root, const struct device_figures *f)
@@ -98,7 +103,7 @@ static void put_features(json_t *root, const struct export_figures *f)
     figures_ms(o, "wait_ms", f->wait_ns);
 }
 
-char *status_json(const struct status *s)
+char *status_of_decoder(const struct status *s)
 {
     json_t *o = json_object();
     figures_text(o, "part", "decoder");

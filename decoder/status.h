@@ -19,6 +19,6 @@ struct status {
 };
 
 /* JSON object, NUL-terminated, allocated with malloc. */
-char *status_json(const struct status *status);
+char *status_of_decoder(const struct status *status);
 
 #endif

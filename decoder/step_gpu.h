@@ -39,9 +39,10 @@ struct step_gpu_figures {
     struct waits waits; /* `times.wait` of each that is no prompt's */
 };
 
-/* Waits for the tables of a phase and reads them into `places`; the stepper's. */
+/* Waits for the tables of a phase and reads them into `places`; the stepper's. `arrived`: reaches the step
+ * when the stream stands and waits for them too: till then nobody loses time. NULL: it does. */
 struct step_gpu_tables {
-    int (*wait)(void *arg, enum places_phase phase, struct err *err);
+    int (*wait)(void *arg, enum places_phase phase, const _Atomic uint32_t *arrived, struct err *err);
     void *arg;
     struct places *places;
 };

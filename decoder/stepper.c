@@ -7,17 +7,21 @@
 #include "decoder/stepper.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "base/alloc.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/trace.h"
 #include "decoder/places.h"
 #include "decoder/step_gpu.h"
 #include "link/flag.h"
 
-#define STEPPER_SPIN_NS     (20 * INT64_C(1000))  /* about what a futex wake costs */
+#define STEPPER_SPIN_NS     (20 * INT64_C(1000)) /* about what a futex wake costs */
+#define STEPPER_LOOK_NS     (250 * CLOCK_MS)
 #define STEPPER_SPIN_GPU_NS (200 * INT64_C(1000)) /* nothing else wants this thread's core then */
+#define STEPPER_PEEK_NS     (50 * INT64_C(1000))  /* between two looks at where the stream is */
 
 struct stepper {
     struct stepper_attachment at;
@@ -32,6 +36,8 @@ struct stepper {
     uint32_t next, resident_version;
     uint32_t used_version; /* resident set of the tables read last; 0, before the first, is all layers */
     uint32_t runs, run;    /* run that the pass is in, `runs` before the first layer */
+    uint32_t offloaded;    /* layers, in the step run last */
+    unsigned losses;       /* of the retriever that this thread has heard of */
     struct stepper_times times;
 };
 
@@ -116,6 +122,11 @@ uint32_t stepper_dense_limit(const struct stepper *s, int sure)
     return staging && limited ? staging : UINT32_MAX;
 }
 
+void stepper_retriever_lost(struct stepper *s)
+{
+    s->losses++;
+}
+
 void stepper_post(struct stepper *s, const struct stepper_spec *spec)
 {
     struct step_record *r = s->record;
@@ -140,6 +151,7 @@ void stepper_post(struct stepper *s, const struct stepper_spec *spec)
     memcpy(ring, r, head);
     memcpy(ring->token, r->token, r->tokens * sizeof *r->token);
     flag_raise(flag_at(s, FLAG_STEP_POSTED), r->step);
+    trace(TRACE_POSTED, r->step);
     doorbell_ring(s->at.store_bell);
     uint64_t *counter = spec->kind == STEP_DENSE    ? &s->times.dense
                         : spec->kind == STEP_SPARSE ? &s->times.sparse
@@ -147,27 +159,77 @@ void stepper_post(struct stepper *s, const struct stepper_spec *spec)
     ++*counter;
 }
 
-/* `what`: what the store did not do, should it not come. */
-static int wait_flag(struct stepper *s, unsigned flag, const char *what, int64_t *account, struct err *err)
+static bool is_lost(const struct stepper *s)
 {
-    int64_t begin = clock_now_ns();
-    int r = flag_wait(flag_at(s, flag), s->record->step, begin + STEPPER_WAIT_S * CLOCK_S,
-                      s->gpu ? STEPPER_SPIN_GPU_NS : STEPPER_SPIN_NS);
-    *account += clock_now_ns() - begin;
+    return s->at.losses && atomic_load_explicit(s->at.losses, memory_order_relaxed) != s->losses;
+}
+
+/* Until the flag, the deadline, or the loss of the retriever: then the sets of a sparse step never come. */
+static int wait_or_lose(struct stepper *s, unsigned flag, int64_t begin)
+{
+    int64_t end = begin + STEPPER_WAIT_S * CLOCK_S, spin = s->gpu ? STEPPER_SPIN_GPU_NS : STEPPER_SPIN_NS;
+    int r = -ETIMEDOUT;
+    for (int64_t now = begin; r == -ETIMEDOUT && now < end; now = clock_now_ns(), spin = 0) {
+        int64_t until = now + STEPPER_LOOK_NS;
+        r = flag_wait(flag_at(s, flag), s->record->step, until < end ? until : end, spin);
+        if (r == -ETIMEDOUT && s->record->kind == STEP_SPARSE && is_lost(s))
+            return -EPIPE;
+    }
+    return r;
+}
+
+/* `what`: what the store did not do, should it not come. */
+static int wait_end(struct stepper *s, int r, const char *what, struct err *err)
+{
     if (r == 0)
         return 0;
     s->times.waits_broken++;
+    if (r == -EPIPE)
+        return err_set(err, r, "retriever is gone, and step %u waits for its selections", s->record->step);
     if (r == -ECANCELED)
         return err_set(err, r, "step %u was broken off while it waited for the kvstore to %s",
                        s->record->step, what);
     return err_set(err, r, "kvstore did not %s step %u within %d s", what, s->record->step, STEPPER_WAIT_S);
 }
 
-static int wait_tables(struct stepper *s, enum places_phase phase, struct err *err)
+static int wait_flag(struct stepper *s, unsigned flag, const char *what, int64_t *account, struct err *err)
+{
+    int64_t begin = clock_now_ns();
+    int r = wait_or_lose(s, flag, begin);
+    *account += clock_now_ns() - begin;
+    return wait_end(s, r, what, err);
+}
+
+/* For tables that the stream comes to ask for while they are waited for: only what it waits is a wait. */
+static int wait_beside(struct stepper *s, unsigned flag, const _Atomic uint32_t *arrived, const char *what,
+                       struct err *err)
+{
+    int64_t begin = clock_now_ns(), now = begin, stands = 0;
+    int r = -ETIMEDOUT;
+    while (r == -ETIMEDOUT && !stands && now - begin < STEPPER_WAIT_S * CLOCK_S) {
+        int64_t spin = now - begin < STEPPER_SPIN_GPU_NS ? STEPPER_PEEK_NS : 0;
+        stands = (int32_t)(atomic_load(arrived) - s->record->step) >= 0 ? now : 0;
+        r = flag_wait(flag_at(s, flag), s->record->step, now + STEPPER_PEEK_NS, spin);
+        now = clock_now_ns();
+        if (r == -ETIMEDOUT && is_lost(s))
+            r = -EPIPE;
+    }
+    if (r == -ETIMEDOUT && stands)
+        r = wait_or_lose(s, flag, stands);
+    s->times.wait_tables += stands ? clock_now_ns() - stands : 0;
+    return wait_end(s, r, what, err);
+}
+
+/* `arrived`: as step_gpu.h says. */
+static int wait_tables(struct stepper *s, enum places_phase phase, const _Atomic uint32_t *arrived,
+                       struct err *err)
 {
     int early = phase == PLACES_EARLY;
-    int r = wait_flag(s, early ? FLAG_TABLES_EARLY : FLAG_TABLES_LATE,
-                      early ? "make the early tables of" : "make the tables of", &s->times.wait_tables, err);
+    const char *what = early ? "make the early tables of" : "make the tables of";
+    unsigned flag = early ? FLAG_TABLES_EARLY : FLAG_TABLES_LATE;
+    int r = arrived ? wait_beside(s, flag, arrived, what, err)
+                    : wait_flag(s, flag, what, &s->times.wait_tables, err);
+    trace(early ? TRACE_RELEASED_EARLY : TRACE_RELEASED_LATE, s->record->step);
     return r < 0 ? r : places_phase(s->places, phase, err);
 }
 
@@ -178,9 +240,9 @@ static int begin_layer(void *arg, uint32_t layer, struct pass_kv *kv, struct err
     uint32_t early_layers = mixed ? s->record->early_layers : 0;
     int r = 0;
     if (layer == 0 && early_layers)
-        r = wait_tables(s, PLACES_EARLY, err);
+        r = wait_tables(s, PLACES_EARLY, NULL, err);
     if (r == 0 && layer == early_layers)
-        r = wait_tables(s, PLACES_LATE, err);
+        r = wait_tables(s, PLACES_LATE, NULL, err);
     uint32_t run = layout_run_of(&s->at.layout, layer);
     if (r == 0 && run != s->run) {
         s->run = run;
@@ -248,9 +310,10 @@ static int run_cpu(struct stepper *s, const struct stepper_spec *spec, struct er
     return pass_run(s->pass, s->entries, spec->count, &source, err);
 }
 
-static int wait_tables_of(void *arg, enum places_phase phase, struct err *err)
+static int wait_tables_of(void *arg, enum places_phase phase, const _Atomic uint32_t *arrived,
+                          struct err *err)
 {
-    return wait_tables(arg, phase, err);
+    return wait_tables(arg, phase, arrived, err);
 }
 
 static int run_gpu(struct stepper *s, const struct stepper_spec *spec, struct stepper_verdict *verdicts,
@@ -276,6 +339,18 @@ static int claim_rows(struct stepper *s, const struct stepper_spec *spec, struct
     return r;
 }
 
+/* Layers went into host memory, or came back, with the step that was run. */
+static void note_move(struct stepper *s)
+{
+    uint32_t offloaded = places_offloaded(s->places);
+    if (offloaded == s->offloaded)
+        return;
+    s->offloaded = offloaded;
+    uint64_t at = s->times.move_count++ % STEPPER_MOVES;
+    s->times.moves[at].sparse = s->times.sparse;
+    s->times.moves[at].offloaded = offloaded;
+}
+
 int stepper_run(struct stepper *s, const struct stepper_spec *spec, struct stepper_verdict *ret_verdicts,
                 struct err *err)
 {
@@ -289,6 +364,7 @@ int stepper_run(struct stepper *s, const struct stepper_spec *spec, struct stepp
     if (r < 0)
         return r;
     s->used_version = s->record->resident_version;
+    note_move(s);
     flag_raise(flag_at(s, FLAG_KV_WRITTEN), s->record->step);
     flag_raise(flag_at(s, FLAG_STEP_CONSUMED), s->record->step);
     doorbell_ring(s->at.store_bell);

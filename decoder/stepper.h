@@ -7,6 +7,7 @@
 #ifndef DECODER_STEPPER_H
 #define DECODER_STEPPER_H
 
+#include <stdatomic.h>
 #include <stdint.h>
 
 #include "base/err.h"
@@ -17,6 +18,7 @@
 #include "proto/control.h"
 
 #define STEPPER_WAIT_S 30 /* the longest wait for one flag */
+#define STEPPER_MOVES  16 /* changes of residency that are remembered */
 
 struct stepper_part { /* what one sequence adds to a step */
     uint64_t id;
@@ -48,7 +50,14 @@ struct stepper_times { /* nanoseconds, summed */
     uint64_t dense, sparse, record; /* steps */
     uint64_t dropped;               /* parts */
     uint64_t waits_broken;          /* by abort or deadline */
-    struct waits tables, rows;      /* of each step but those of prompts; rows: on the CPU */
+    /* Of each step but those of prompts; rows: on the CPU. While a GPU computes the early layers of `mixed`
+     * nothing waits. */
+    struct waits tables, rows;
+    struct {
+        uint64_t sparse;    /* steps, that one included if it is one */
+        uint32_t offloaded; /* layers, from that step on */
+    } moves[STEPPER_MOVES]; /* the last changes; the oldest is overwritten */
+    uint64_t move_count;    /* so far; change i is at i % STEPPER_MOVES */
 };
 
 struct stepper_attachment { /* what the store handed over */
@@ -57,6 +66,7 @@ struct stepper_attachment { /* what the store handed over */
     uint8_t *device;                /* device_bytes; NULL: on a GPU, the control segment says where */
     int store_bell;                 /* doorbell */
     uint32_t early_layers;          /* mixed selection: layers that use the set before */
+    const atomic_uint *losses;      /* times that the retriever was lost, counted by any thread; NULL: none */
 };
 
 struct stepper;
@@ -88,9 +98,13 @@ uint32_t stepper_dense_limit(const struct stepper *s, int sure);
 void stepper_post(struct stepper *s, const struct stepper_spec *spec);
 
 /* Computes the step posted last and chooses tokens; ret_verdicts [spec->count]. -ETIMEDOUT,
- * -ECANCELED (aborted) or -EPROTO: the step was dropped whole, no further one can be posted. */
+ * -ECANCELED (aborted), -EPIPE (the retriever was lost meanwhile) or -EPROTO: the step was dropped whole, no
+ * further one can be posted. */
 int stepper_run(struct stepper *s, const struct stepper_spec *spec, struct stepper_verdict *ret_verdicts,
                 struct err *err);
+
+/* One of attachment.losses has been dealt with; those that have not end a sparse step that waits. */
+void stepper_retriever_lost(struct stepper *s);
 
 const struct stepper_times *stepper_times(const struct stepper *s);
 

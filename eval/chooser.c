@@ -1,5 +1,5 @@
 /* See chooser.h. The arithmetic is the retriever's own: retriever/projection.h for keys and queries,
- * compute/ for weights and Top-K. Owner: who created it. */
+ * compute/ for weights, retriever/rank.h for what is picked. Owner: who created it. */
 #include "eval/chooser.h"
 
 #include <errno.h>
@@ -10,17 +10,18 @@
 #include "base/check.h"
 #include "retriever/keys.h"
 #include "retriever/projection.h"
+#include "retriever/rank.h"
 
 struct chooser {
     struct chooser_options options;
+    struct compute *compute;       /* of one thread */
     struct projection *projection; /* NULL: newest positions */
     struct keys keys;
     uint32_t count; /* positions so far */
     uint32_t groups, heads;
     uint32_t *group_of; /* [layers] */
     size_t stride;
-    float *weights;    /* [groups][heads + 1][stride]; newest: [stride] */
-    uint32_t *scratch; /* [context] */
+    float *weights; /* [groups][heads + 1][stride]; newest: [stride] */
 };
 
 static void open_groups(struct chooser *c)
@@ -45,11 +46,12 @@ int chooser_create(const struct chooser_options *o, struct chooser **ret_chooser
     c->heads = kv_heads;
     c->groups = h ? h->groups : 1;
     c->stride = (o->context + 15u) & ~15u;
-    c->scratch = mem_alloc(o->context, sizeof *c->scratch);
     c->weights =
         mem_alloc(h ? (size_t)c->groups * (kv_heads + 1) * c->stride : c->stride, sizeof *c->weights);
     open_groups(c);
-    int r = h ? projection_create(o->model, o->head, o->context, 1, o->compute, &c->projection, err) : 0;
+    int r = compute_create("cpu", 1, COMPUTE_ISA_AUTO, &c->compute, err);
+    if (r == 0 && h)
+        r = projection_create(o->model, o->head, o->context, 1, c->compute, &c->projection, err);
     if (r < 0) {
         chooser_free(&c);
         return r;
@@ -70,7 +72,7 @@ void chooser_free(struct chooser **chooser)
     projection_free(&c->projection);
     mem_free(&c->group_of);
     mem_free(&c->weights);
-    mem_free(&c->scratch);
+    compute_free(&c->compute);
     mem_free(chooser);
 }
 
@@ -99,7 +101,7 @@ static void weigh_group(struct chooser *c, uint32_t g)
     const struct head_config *h = head_config(c->options.head);
     float *w = c->weights + (size_t)g * (c->heads + 1) * c->stride, *all = w + c->heads * c->stride;
     struct key_view view = keys_view(&c->keys, g, c->count);
-    compute_retrieval_weights(c->options.compute, w, c->stride, projection_query(c->projection, g, 0), &view,
+    compute_retrieval_weights(c->compute, w, c->stride, projection_query(c->projection, g, 0), &view,
                               (int)h->q_heads, (int)h->kv_heads, (int)h->head_dim,
                               (float)(1 / sqrt((double)h->head_dim)),
                               c->options.pool == HEAD_POOL_MEAN ? POOL_MEAN : POOL_MAX);
@@ -128,9 +130,26 @@ const float *chooser_weights(const struct chooser *c, uint32_t group, uint32_t h
     return c->projection ? c->weights + ((size_t)group * (c->heads + 1) + head) * c->stride : c->weights;
 }
 
-void chooser_pick(struct chooser *c, uint32_t group, uint32_t head, const struct span *span,
-                  struct positions *ret)
+void chooser_pick(const struct chooser *c, uint32_t group, uint32_t head, const struct choice *choice,
+                  const struct span *span, const struct reach_scratch *scratch, struct positions *ret)
 {
+    const float *weights = chooser_weights(c, group, head);
     CHECK(span->position + 1 == c->count);
-    sets_pick(ret, chooser_weights(c, group, head), span, c->scratch);
+    if (!c->projection || (choice->min_mass <= 0 && choice->top_p <= 0)) {
+        sets_pick(ret, weights, span, scratch->topk);
+        return;
+    }
+    uint32_t always = choice->sinks + choice->window + 1;
+    struct reach_result found;
+    struct rank_item item = {.keys = {.count = c->count},
+                             .sinks = span->sinks,
+                             .limit = span->limit,
+                             .rule = {.k = choice->budget - always,
+                                      .k_max = sets_longest(choice) - always,
+                                      .min_mass = choice->min_mass,
+                                      .top_p = choice->top_p},
+                             .now = ret,
+                             .found = &found};
+    positions_reserve(ret, item.rule.k_max);
+    rank_pick(&item, 0, weights, &head_config(c->options.head)->calibration, scratch);
 }

@@ -1,5 +1,5 @@
 /* Who chooses: a retrieval head (its keys of one sequence, and its weights for the newest token), or the rule
- * "the newest positions". One thread. */
+ * "the newest positions". One thread at a time; several choosers may work at once. */
 #ifndef EVAL_CHOOSER_H
 #define EVAL_CHOOSER_H
 
@@ -10,6 +10,7 @@
 #include "eval/sets.h"
 #include "model/head.h"
 #include "model/model.h"
+#include "retriever/reach.h"
 
 struct chooser;
 
@@ -18,7 +19,6 @@ struct chooser_options {
     const struct head *head;   /* NULL: newest positions */
     enum head_pool pool;
     uint32_t context;
-    struct compute *compute;
 };
 
 /* -ENOTSUP for a head whose key heads are not as many as the model's. */
@@ -37,8 +37,9 @@ void chooser_feed(struct chooser *chooser, const uint32_t *tokens, uint32_t coun
  * sum over all heads, for one set that all share. */
 const float *chooser_weights(const struct chooser *chooser, uint32_t group, uint32_t head);
 
-/* The set that the weights choose. */
-void chooser_pick(struct chooser *chooser, uint32_t group, uint32_t head, const struct span *span,
-                  struct positions *ret);
+/* The positions of [span->sinks, span->limit) that the weights choose; span is the choice's at the newest
+ * token. Scratch: [positions so far] each, the caller's own: reads of one chooser may run side by side. */
+void chooser_pick(const struct chooser *chooser, uint32_t group, uint32_t head, const struct choice *choice,
+                  const struct span *span, const struct reach_scratch *scratch, struct positions *ret);
 
 #endif

@@ -5,8 +5,33 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "compute/gpu.h"
+#include "eval/engine_gpu.h"
+
+enum { CHUNK_CPU = 256 }; /* what stays in the caches */
 
 volatile sig_atomic_t engine_interrupted;
+
+static int open_pass(const struct engine_options *o, struct engine *e, struct err *err)
+{
+    struct pass_options options = {.threads = o->threads,
+                                   .activations = (enum compute_activations)o->activations,
+                                   .tokens_max = CHUNK_CPU,
+                                   .entries_max = ENGINE_LANES,
+                                   .logits_max = ENGINE_LANES};
+    struct engine_gpu_options gpu = {.device = o->device,
+                                     .model = e->model,
+                                     .threads = o->threads,
+                                     .tokens = ENGINE_CHUNK_MAX,
+                                     .rows = ENGINE_LANES,
+                                     .list_max = o->list_max};
+    bool on_gpu = o->device && gpu_named(o->device);
+    if (o->device && !on_gpu && strcmp(o->device, "cpu") != 0)
+        return err_set(err, -EINVAL, "--device: found '%s', expected cpu, cuda, cuda:N or GPU-...",
+                       o->device);
+    e->chunk = on_gpu ? ENGINE_CHUNK_MAX : CHUNK_CPU;
+    return on_gpu ? engine_gpu_open(&gpu, &e->gpu, err) : pass_create(e->model, &options, &e->pass, err);
+}
 
 int engine_open(const struct engine_options *o, struct engine *ret, struct err *err)
 {
@@ -18,13 +43,8 @@ int engine_open(const struct engine_options *o, struct engine *ret, struct err *
     ret->config = model_config(ret->model);
     if (model_vocab(ret->model))
         r = tokenizer_create(ret->model, &ret->tokenizer, err);
-    struct pass_options options = {.threads = o->threads,
-                                   .activations = (enum compute_activations)o->activations,
-                                   .tokens_max = ENGINE_CHUNK,
-                                   .entries_max = ENGINE_LANES,
-                                   .logits_max = ENGINE_LANES};
     if (!r)
-        r = pass_create(ret->model, &options, &ret->pass, err);
+        r = open_pass(o, ret, err);
     if (!r)
         r = compute_create("cpu", o->threads, COMPUTE_ISA_AUTO, &ret->compute, err);
     if (r)
@@ -36,9 +56,36 @@ void engine_close(struct engine *e)
 {
     compute_free(&e->compute);
     pass_free(&e->pass);
+    engine_gpu_close(&e->gpu);
     tokenizer_free(&e->tokenizer);
     model_free(&e->model);
     memset(e, 0, sizeof *e);
+}
+
+int engine_pages(struct engine *e, const struct pages_sequence *sequences, uint32_t count, struct pages *ret,
+                 struct err *err)
+{
+    if (!e->gpu) {
+        pages_init(ret, e->config, sequences, count);
+        return 0;
+    }
+    pages_plan(ret, e->config, sequences, count);
+    return engine_gpu_pages(e->gpu, ret, err);
+}
+
+void engine_pages_free(struct engine *e, struct pages *pages)
+{
+    if (e->gpu && pages->config)
+        engine_gpu_pages_free(e->gpu, pages);
+    pages_free(pages);
+}
+
+int engine_fork(struct engine *e, struct pages *pages, struct err *err)
+{
+    if (e->gpu)
+        return engine_gpu_fork(e->gpu, pages, err);
+    pages_fork(pages);
+    return 0;
 }
 
 static int interrupted(struct err *err)
@@ -70,6 +117,8 @@ int engine_steps(struct engine *e, const struct engine_step *steps, uint32_t cou
     struct steps_source arg = {e, steps, count};
     struct pass_source source = {.layer = steps_layer, .arg = &arg};
     CHECK(count > 0 && count <= ENGINE_LANES);
+    if (e->gpu)
+        return engine_gpu_steps(e->gpu, steps, count, err);
     for (uint32_t i = 0; i < count; i++)
         entries[i] = (struct pass_entry){&steps[i].token, steps[i].position, 1, 1};
     return pass_run(e->pass, entries, count, &source, err);
@@ -102,20 +151,32 @@ int engine_dense(struct engine *e, const struct engine_chunk *chunk, const struc
     struct pass_entry entry = {chunk->tokens + chunk->first, chunk->first, chunk->count, chunk->logits};
     struct dense_source arg = {.engine = e, .chunk = chunk, .watch = watch};
     struct pass_source source = {.layer = dense_layer, .layer_done = dense_layer_done, .arg = &arg};
-    int r = pass_run(e->pass, &entry, 1, &source, err);
+    int r =
+        e->gpu ? engine_gpu_dense(e->gpu, e, chunk, watch, err) : pass_run(e->pass, &entry, 1, &source, err);
     if (!r && e->progress)
         e->progress(chunk->first + chunk->count);
     return r;
 }
 
-int engine_prefill(struct engine *e, const struct pages *pages, const uint32_t *tokens, uint32_t count,
-                   struct err *err)
+int engine_prefill(struct engine *e, const struct pages *pages, uint32_t sequence, const uint32_t *tokens,
+                   uint32_t count, struct err *err)
 {
     int r = 0;
-    for (uint32_t at = 0; at < count && !r; at += ENGINE_CHUNK) {
-        uint32_t n = count - at < ENGINE_CHUNK ? count - at : ENGINE_CHUNK;
-        struct engine_chunk chunk = {pages, 0, tokens, at, n, at + n == count};
+    for (uint32_t at = 0; at < count && !r; at += e->chunk) {
+        uint32_t n = count - at < e->chunk ? count - at : e->chunk;
+        struct engine_chunk chunk = {pages, sequence, tokens, at, n, at + n == count};
         r = engine_dense(e, &chunk, NULL, err);
     }
     return r;
+}
+
+float *engine_logits(const struct engine *e, uint32_t row)
+{
+    return e->gpu ? engine_gpu_logits(e->gpu, row) : pass_logits(e->pass, row);
+}
+
+const float *engine_queries(const struct engine *e, uint32_t token)
+{
+    return e->gpu ? engine_gpu_queries(e->gpu, token)
+                  : pass_queries(e->pass) + (size_t)token * e->config->q_heads * e->config->head_dim;
 }

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -48,10 +49,24 @@ static int measure(struct session *s, struct results *r, struct err *err)
     return code;
 }
 
-/* Standard output and the file of the plot; progress is off the terminal by then. */
+static int write_json(const struct report *report, const char *path, struct err *err)
+{
+    FILE *to = fopen(path, "we");
+    if (!to)
+        return err_set(err, -errno, "%s: %s", path, strerror(errno));
+    report_json(report, to);
+    bool bad = ferror(to);
+    if (fclose(to) || bad)
+        return err_set(err, -EIO, "%s: %s", path, strerror(errno));
+    return 0;
+}
+
+/* Standard output and the files; progress is off the terminal by then. */
 static int print(const struct results *r, const struct eval_options *o, struct err *err)
 {
     int code = o->plot ? report_plot(&r->report, o->plot, err) : 0;
+    if (!code && o->json_file)
+        code = write_json(&r->report, o->json_file, err);
     if (code)
         return code;
     if (o->json)
@@ -67,7 +82,9 @@ static int evaluate(const struct eval_options *o, struct err *err)
 {
     struct session session;
     struct results results = {0};
-    int r = session_open(o, &session, err);
+    int r = o->plot ? report_plot_try(o->plot, err) : 0;
+    if (!r)
+        r = session_open(o, &session, err);
     if (r)
         return r;
     catch_signals();

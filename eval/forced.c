@@ -1,13 +1,15 @@
-/* See forced.h. Owner: main's thread. */
+/* See forced.h. Owner: main's thread. In a step the choosers work side by side, then the lanes, then the
+ * model with everything in one batch, then the comparisons. Full attention goes through the same operators
+ * as the lanes do, in the same batch, so that what differs is the positions attended. */
 #include "eval/forced.h"
 
+#include <errno.h>
 #include <math.h>
 #include <string.h>
 
 #include "base/alloc.h"
 #include "base/check.h"
-
-enum { STRIDE = 32 }; /* tokens of full attention whose logits are kept at a time */
+#include "base/pool.h"
 
 static double log_sum(const float *x, uint32_t n, uint32_t *ret_best)
 {
@@ -21,6 +23,12 @@ static double log_sum(const float *x, uint32_t n, uint32_t *ret_best)
     return log(sum) + (double)x[best];
 }
 
+double forced_loss(const float *logits, uint32_t vocab, uint32_t token)
+{
+    uint32_t best;
+    return log_sum(logits, vocab, &best) - (double)logits[token];
+}
+
 void forced_compare(struct forced_sums *s, const float *full, const float *sparse, uint32_t vocab,
                     uint32_t next)
 {
@@ -29,83 +37,238 @@ void forced_compare(struct forced_sums *s, const float *full, const float *spars
     double kl = 0, shift = log_sparse - log_full;
     for (uint32_t i = 0; i < vocab; i++)
         kl += (double)expf(full[i] - (float)log_full) * ((double)full[i] - (double)sparse[i] + shift);
+    double loss_full = log_full - (double)full[next], loss_sparse = log_sparse - (double)sparse[next];
     s->positions++;
     s->agreed += best_full == best_sparse;
-    s->loss_full += log_full - (double)full[next];
-    s->loss_sparse += log_sparse - (double)sparse[next];
+    s->loss_full += loss_full;
+    s->loss_sparse += loss_sparse;
+    s->worse += loss_sparse - loss_full;
+    s->worse_squares += (loss_sparse - loss_full) * (loss_sparse - loss_full);
     s->kl += kl;
+    s->kl_squares += kl * kl;
 }
 
-/* Each chooser once, in the order of the lanes. */
-static void feed(struct lane *const *lanes, uint32_t count, const uint32_t *tokens, uint32_t n, bool weigh)
+void forced_sums_add(struct forced_sums *to, const struct forced_sums *from)
 {
-    for (uint32_t i = 0; i < count; i++)
-        if (i == 0 || lane_chooser(lanes[i]) != lane_chooser(lanes[i - 1]))
-            chooser_feed(lane_chooser(lanes[i]), tokens, n, weigh);
+    to->positions += from->positions;
+    to->agreed += from->agreed;
+    to->loss_full += from->loss_full;
+    to->loss_sparse += from->loss_sparse;
+    to->worse += from->worse;
+    to->worse_squares += from->worse_squares;
+    to->kl += from->kl;
+    to->kl_squares += from->kl_squares;
 }
 
-static void begin(const struct forced_text *t, struct lane *const *lanes, uint32_t count)
+struct forced_mean forced_mean(double sum, double squares, uint64_t n)
 {
-    CHECK(t->from >= 1 && t->end < t->count);
-    for (uint32_t i = 0; i < count; i++) {
-        lane_restart(lanes[i]);
-        chooser_reset(lane_chooser(lanes[i]));
+    if (n < 2)
+        return (struct forced_mean){n ? sum : (double)NAN, (double)NAN};
+    double mean = sum / (double)n, variance = (squares - sum * mean) / (double)(n - 1);
+    return (struct forced_mean){mean, sqrt(variance > 0 ? variance / (double)n : 0)};
+}
+
+/* ---- all texts, side by side --------------------------------------------------------------------------- */
+
+/* A lane of a text, and what it does at the position in work. */
+struct runner {
+    const struct forced_text *text;
+    struct lane *lane;
+    const struct attn_list *lists;
+    struct forced_sums sums;
+    uint32_t full, row; /* rows of logits */
+};
+
+/* A chooser, once, though several lanes may take from it. */
+struct feeder {
+    const struct forced_text *text;
+    struct chooser *chooser;
+    bool prime;
+};
+
+struct run {
+    struct engine *engine;
+    const struct forced_text *texts;
+    uint32_t text_count, lanes_each, runner_count, feeder_count;
+    struct runner *runners; /* [texts][lanes] */
+    struct feeder *feeders;
+    uint32_t offset; /* of the position in work from each text's `from` */
+};
+
+static void side_by_side(struct run *u, uint32_t count, void (*body)(void *arg, int index, int thread))
+{
+    pool_run(compute_pool(u->engine->compute), (int)count, body, u);
+}
+
+static bool at_work(const struct run *u, const struct forced_text *t)
+{
+    return t->from + u->offset < t->end;
+}
+
+static void add_feeder(struct run *u, const struct forced_text *text, struct lane *lane)
+{
+    uint32_t i = 0;
+    while (i < u->feeder_count && u->feeders[i].chooser != lane_chooser(lane))
+        i++;
+    if (i == u->feeder_count)
+        u->feeders[u->feeder_count++] = (struct feeder){text, lane_chooser(lane), false};
+    u->feeders[i].prime |= lane_needs_prime(lane);
+}
+
+static void begin_feeder(void *arg, int index, int thread)
+{
+    const struct run *u = arg;
+    const struct feeder *f = &u->feeders[index];
+    (void)thread;
+    chooser_reset(f->chooser);
+    chooser_feed(f->chooser, f->text->tokens, f->text->from, f->prime);
+}
+
+static void begin_lane(void *arg, int index, int thread)
+{
+    const struct run *u = arg;
+    const struct runner *n = &u->runners[index];
+    (void)thread;
+    lane_restart(n->lane);
+    if (lane_needs_prime(n->lane))
+        lane_prime(n->lane, n->text->from - 1);
+}
+
+static void feed(void *arg, int index, int thread)
+{
+    const struct run *u = arg;
+    const struct feeder *f = &u->feeders[index];
+    (void)thread;
+    if (at_work(u, f->text))
+        chooser_feed(f->chooser, f->text->tokens + f->text->from + u->offset, 1, true);
+}
+
+static void choose(void *arg, int index, int thread)
+{
+    struct run *u = arg;
+    struct runner *n = &u->runners[index];
+    (void)thread;
+    if (at_work(u, n->text))
+        n->lists = lane_choose(n->lane, n->text->from + u->offset);
+}
+
+static void compare(void *arg, int index, int thread)
+{
+    struct run *u = arg;
+    struct runner *n = &u->runners[index];
+    const struct engine *e = u->engine;
+    (void)thread;
+    if (at_work(u, n->text))
+        forced_compare(&n->sums, engine_logits(e, n->full), engine_logits(e, n->row), e->config->vocab,
+                       n->text->tokens[n->text->from + u->offset + 1]);
+}
+
+static void begin(struct run *u, struct lane *const *lanes)
+{
+    u->runner_count = u->text_count * u->lanes_each;
+    u->runners = mem_alloc(u->runner_count, sizeof *u->runners);
+    u->feeders = mem_alloc(u->runner_count, sizeof *u->feeders);
+    for (uint32_t i = 0; i < u->runner_count; i++) {
+        const struct forced_text *t = &u->texts[i / u->lanes_each];
+        CHECK(t->from >= 1 && t->end < t->count);
+        u->runners[i] = (struct runner){.text = t, .lane = lanes[i]};
+        add_feeder(u, t, lanes[i]);
     }
-    feed(lanes, count, t->tokens, t->from, false);
+    side_by_side(u, u->feeder_count, begin_feeder);
+    side_by_side(u, u->runner_count, begin_lane);
 }
 
-void forced_choose_only(const struct forced_text *t, struct lane *const *lanes, uint32_t count)
+static void end(struct run *u)
 {
-    begin(t, lanes, count);
-    for (uint32_t p = t->from; p < t->end && !engine_interrupted; p++) {
-        feed(lanes, count, t->tokens + p, 1, true);
-        for (uint32_t i = 0; i < count; i++)
-            lane_choose(lanes[i], p);
-    }
+    mem_free(&u->runners);
+    mem_free(&u->feeders);
 }
 
-/* Position p in all lanes, against the full row of it. */
-static int step(struct engine *e, const struct forced_text *t, const struct pages *pages,
-                struct lane *const *lanes, uint32_t count, uint32_t p, const float *full,
-                struct forced_sums *sums, struct err *err)
+static bool any_at_work(const struct run *u)
+{
+    bool any = false;
+    for (uint32_t t = 0; t < u->text_count; t++)
+        any |= at_work(u, &u->texts[t]);
+    return any && !engine_interrupted;
+}
+
+/* Sequences: full attention of all texts, then lane by lane, all texts of each. */
+static int step(struct run *u, const struct pages *pages, struct err *err)
 {
     struct engine_step steps[ENGINE_LANES] = {0};
-    feed(lanes, count, t->tokens + p, 1, true);
-    for (uint32_t i = 0; i < count; i++)
-        steps[i] = (struct engine_step){.pages = pages,
-                                        .sequence = i + 1,
-                                        .position = p,
-                                        .token = t->tokens[p],
-                                        .lists = lane_choose(lanes[i], p),
-                                        .group_of = lane_group_of(lanes[i])};
-    int r = engine_steps(e, steps, count, err);
-    for (uint32_t i = 0; i < count && !r; i++)
-        forced_compare(&sums[i], full, pass_logits(e->pass, i), e->config->vocab, t->tokens[p + 1]);
+    uint32_t count = 0, full[ENGINE_LANES];
+    side_by_side(u, u->feeder_count, feed);
+    side_by_side(u, u->runner_count, choose);
+    for (uint32_t sequence = 0; sequence < u->text_count * (1 + u->lanes_each); sequence++) {
+        uint32_t text = sequence % u->text_count, lane = sequence / u->text_count;
+        const struct forced_text *t = &u->texts[text];
+        if (!at_work(u, t))
+            continue;
+        struct engine_step *to = &steps[count];
+        *to = (struct engine_step){pages, sequence, t->from + u->offset, t->tokens[t->from + u->offset],
+                                   NULL,  NULL};
+        if (lane == 0)
+            full[text] = count;
+        else {
+            struct runner *n = &u->runners[text * u->lanes_each + lane - 1];
+            to->lists = n->lists;
+            to->group_of = lane_group_of(n->lane);
+            n->full = full[text];
+            n->row = count;
+        }
+        count++;
+    }
+    int r = engine_steps(u->engine, steps, count, err);
+    if (!r)
+        side_by_side(u, u->runner_count, compare);
     return r;
 }
 
-int forced_run(struct engine *e, const struct forced_text *t, struct lane *const *lanes, uint32_t count,
-               struct forced_sums *sums, struct err *err)
+static int prefill(struct run *u, struct pages *pages, struct err *err)
 {
-    struct pages pages;
-    size_t vocab = e->config->vocab;
-    CHECK(count > 0 && count <= ENGINE_LANES);
-    begin(t, lanes, count);
-    pages_init(&pages, e->config, t->end, t->from, count + 1);
-    float *full = mem_alloc(STRIDE * vocab, sizeof *full);
-    int r = engine_prefill(e, &pages, t->tokens, t->from, err);
-    if (!r)
-        pages_fork(&pages);
-    for (uint32_t at = t->from; at < t->end && !r; at += STRIDE) {
-        uint32_t n = t->end - at < STRIDE ? t->end - at : STRIDE;
-        struct engine_chunk chunk = {&pages, 0, t->tokens, at, n, n};
-        r = engine_dense(e, &chunk, NULL, err);
-        if (!r)
-            memcpy(full, pass_logits(e->pass, 0), n * vocab * sizeof *full);
-        for (uint32_t i = 0; i < n && !r; i++)
-            r = step(e, t, &pages, lanes, count, at + i, full + i * vocab, sums, err);
+    struct pages_sequence sequences[ENGINE_LANES];
+    uint32_t count = u->text_count * (1 + u->lanes_each);
+    for (uint32_t s = 0; s < count; s++) {
+        const struct forced_text *t = &u->texts[s % u->text_count];
+        sequences[s] = (struct pages_sequence){
+            .positions = t->end, .shared = s < u->text_count ? 0 : t->from, .of = s % u->text_count};
     }
-    mem_free(&full);
-    pages_free(&pages);
+    int r = engine_pages(u->engine, sequences, count, pages, err);
+    for (uint32_t t = 0; t < u->text_count && !r; t++)
+        r = engine_prefill(u->engine, pages, t, u->texts[t].tokens, u->texts[t].from, err);
+    return r ? r : engine_fork(u->engine, pages, err);
+}
+
+int forced_run(struct engine *e, const struct forced_text *texts, uint32_t text_count,
+               struct lane *const *lanes, uint32_t lanes_each, struct forced_sums *sums, struct err *err)
+{
+    struct pages pages = {0};
+    struct run u = {.engine = e, .texts = texts, .text_count = text_count, .lanes_each = lanes_each};
+    CHECK(text_count > 0 && lanes_each > 0 && text_count * (1 + lanes_each) <= ENGINE_LANES);
+    begin(&u, lanes);
+    int r = prefill(&u, &pages, err);
+    for (; !r && any_at_work(&u); u.offset++) {
+        r = step(&u, &pages, err);
+        if (!r && e->progress)
+            e->progress(texts[0].from + u.offset);
+    }
+    if (!r && engine_interrupted)
+        r = err_set(err, -ECANCELED, "interrupted");
+    for (uint32_t i = 0; i < u.runner_count; i++)
+        forced_sums_add(&sums[i % lanes_each], &u.runners[i].sums);
+    engine_pages_free(e, &pages);
+    end(&u);
     return r;
+}
+
+void forced_choose_only(struct engine *e, const struct forced_text *texts, uint32_t text_count,
+                        struct lane *const *lanes, uint32_t lanes_each)
+{
+    struct run u = {.engine = e, .texts = texts, .text_count = text_count, .lanes_each = lanes_each};
+    begin(&u, lanes);
+    for (; any_at_work(&u); u.offset++) {
+        side_by_side(&u, u.feeder_count, feed);
+        side_by_side(&u, u.runner_count, choose);
+    }
+    end(&u);
 }

@@ -10,73 +10,87 @@
 #include "kvstore/elastic.h"
 #include "proto/layout.h"
 
-enum { LOADERS = 2 };
-
-struct loader {
-    struct elastic elastic;
-    uint64_t loaded, whole; /* rows of one layer */
-};
-
 struct lane {
-    struct chooser *chooser;
-    struct choice choice;
-    uint32_t capacity, heads, lists;  /* lists = groups * heads */
-    struct positions *picks, *before; /* [lists] */
-    bool has;                         /* `before` holds the set of the position before */
-    uint32_t *items;                  /* [lists][budget] */
-    struct attn_list *attended;       /* [lists] */
-    uint64_t common, selected;        /* over adjacent selections */
+    struct lane_options options;
+    uint32_t longest, heads, groups, lists; /* lists = groups * heads; longest: of a list */
+    struct positions *picks, *before;       /* [lists] */
+    struct span span, span_before;          /* that they were picked in */
+    bool has;                               /* `picks` holds a set of this sequence */
+    uint32_t *group_of;                     /* [layers]; of early layers in mixed mode: groups + group */
+    uint32_t *items;                        /* [2 * lists][longest + 1] */
+    struct attn_list *attended;             /* [2 * lists]: the late ones, then the early ones */
+    struct reach_scratch scratch;
+    struct lane_counts counts;
     struct kv_layout layout;
-    struct loader loaders[LOADERS]; /* slots: 2 budgets, 1.5 budgets */
-    uint32_t *counts, *sent;        /* [2 * lists], [lists * budget]: one set as the store takes it */
+    struct elastic loaders[LANE_LOADERS];
+    uint32_t *sent_counts, *sent; /* [2 * lists], [lists * longest]: one set as the store takes it */
     uint32_t step;
 };
 
 static void loaders_init(struct lane *n)
 {
-    for (int i = 0; i < LOADERS; i++) {
-        uint64_t slots = (uint64_t)n->choice.budget * (i ? 3 : 4) / 2;
+    const struct lane_options *o = &n->options;
+    for (int i = 0; i < LANE_LOADERS && o->loads; i++) {
+        uint64_t slots = (uint64_t)n->longest * (i ? 3 : 4) / 2;
         struct elastic_params p = {.layout = &n->layout,
-                                   .capacity = n->capacity,
-                                   .sinks = n->choice.sinks,
-                                   .window = n->choice.window,
-                                   .budget = n->choice.budget};
+                                   .capacity = o->capacity,
+                                   .sinks = o->choice.sinks,
+                                   .window = o->choice.window,
+                                   .budget = n->longest};
         uint32_t needed = elastic_slots_needed(&p);
         slots = slots < needed ? needed : slots;
-        slots = slots < n->capacity ? slots : n->capacity;
+        slots = slots < o->capacity ? slots : o->capacity;
         p.slots = slots < ELASTIC_SLOTS_MAX ? (uint32_t)slots : ELASTIC_SLOTS_MAX;
-        elastic_init(&n->loaders[i].elastic, &p);
+        elastic_init(&n->loaders[i], &p);
         for (uint32_t g = 0; g < n->layout.groups; g++)
-            elastic_attach(&n->loaders[i].elastic, g, 0);
+            elastic_attach(&n->loaders[i], g, 0);
     }
 }
 
-struct lane *lane_create(const struct model_config *model, struct chooser *chooser,
-                         const struct choice *choice, uint32_t capacity)
+static void loaders_free(struct lane *n)
 {
-    struct lane *n = mem_alloc(1, sizeof *n);
-    uint32_t groups = chooser_groups(chooser);
-    n->chooser = chooser;
-    n->choice = *choice;
-    n->capacity = capacity;
-    n->heads = model->kv_heads;
-    n->lists = groups * n->heads;
-    n->picks = mem_alloc(n->lists, sizeof *n->picks);
-    n->before = mem_alloc(n->lists, sizeof *n->before);
-    n->items = mem_alloc((size_t)n->lists * choice->budget, sizeof *n->items);
-    n->attended = mem_alloc(n->lists, sizeof *n->attended);
-    n->counts = mem_alloc(2ull * n->lists, sizeof *n->counts);
-    n->sent = mem_alloc((size_t)n->lists * choice->budget, sizeof *n->sent);
+    for (int i = 0; i < LANE_LOADERS && n->options.loads; i++)
+        elastic_free(&n->loaders[i]);
+}
+
+static void place_groups(struct lane *n)
+{
+    const struct model_config *model = n->options.model;
+    const uint32_t *of = chooser_group_of(n->options.chooser);
+    uint32_t early = n->options.selection == SELECTION_MIXED ? model->layers / 3 : 0;
     n->layout = (struct kv_layout){.layers = model->layers,
                                    .row_heads = n->heads,
                                    .selection_heads = n->heads,
-                                   .groups = groups,
+                                   .groups = n->groups,
                                    .piece_bytes = 4 * model->head_dim,
-                                   .context_max = capacity};
-    for (uint32_t l = 0, g = 1; l < model->layers; l++)
-        if (l && chooser_group_of(chooser)[l] != chooser_group_of(chooser)[l - 1])
+                                   .context_max = n->options.capacity};
+    n->group_of = mem_alloc(model->layers, sizeof *n->group_of);
+    for (uint32_t l = 0, g = 1; l < model->layers; l++) {
+        n->group_of[l] = of[l] + (l < early ? n->groups : 0);
+        if (l && of[l] != of[l - 1])
             n->layout.group_first_layer[g++] = l;
-    n->layout.group_first_layer[groups] = model->layers;
+    }
+    n->layout.group_first_layer[n->groups] = model->layers;
+}
+
+struct lane *lane_create(const struct lane_options *o)
+{
+    struct lane *n = mem_alloc(1, sizeof *n);
+    n->options = *o;
+    n->longest = sets_longest(&o->choice);
+    n->heads = o->model->kv_heads;
+    n->groups = chooser_groups(o->chooser);
+    n->lists = n->groups * n->heads;
+    n->picks = mem_alloc(n->lists, sizeof *n->picks);
+    n->before = mem_alloc(n->lists, sizeof *n->before);
+    n->items = mem_alloc(2ull * n->lists * (n->longest + 1), sizeof *n->items);
+    n->attended = mem_alloc(2ull * n->lists, sizeof *n->attended);
+    n->scratch.topk = mem_alloc(o->capacity, sizeof *n->scratch.topk);
+    n->scratch.index = mem_alloc(o->capacity, sizeof *n->scratch.index);
+    n->scratch.weights = mem_alloc(o->capacity, sizeof *n->scratch.weights);
+    n->sent_counts = mem_alloc(2ull * n->lists, sizeof *n->sent_counts);
+    n->sent = mem_alloc((size_t)n->lists * n->longest, sizeof *n->sent);
+    place_groups(n);
     loaders_init(n);
     return n;
 }
@@ -86,53 +100,55 @@ void lane_free(struct lane **lane)
     struct lane *n = *lane;
     if (!n)
         return;
-    for (int i = 0; i < LOADERS; i++)
-        elastic_free(&n->loaders[i].elastic);
+    loaders_free(n);
     for (uint32_t i = 0; i < n->lists; i++) {
         positions_free(&n->picks[i]);
         positions_free(&n->before[i]);
     }
     mem_free(&n->picks);
     mem_free(&n->before);
+    mem_free(&n->group_of);
     mem_free(&n->items);
     mem_free(&n->attended);
-    mem_free(&n->counts);
+    mem_free(&n->scratch.topk);
+    mem_free(&n->scratch.index);
+    mem_free(&n->scratch.weights);
+    mem_free(&n->sent_counts);
     mem_free(&n->sent);
     mem_free(lane);
 }
 
 void lane_restart(struct lane *n)
 {
-    for (int i = 0; i < LOADERS; i++)
-        elastic_free(&n->loaders[i].elastic);
+    loaders_free(n);
     loaders_init(n);
     n->has = false;
 }
 
 /* Rows of all layers that the set in use names, and those of them that had to be loaded. */
-static void load(struct lane *n, struct loader *r, const struct elastic_set *set, const struct span *span)
+static void load(struct lane *n, int loader, const struct elastic_set *set)
 {
-    struct elastic *e = &r->elastic;
+    struct elastic *e = &n->loaders[loader];
     struct kv_counters counters = {0};
     CHECK(elastic_receive(e, set) == 0);
     bool first = !e->has;
     elastic_commit(e, &counters);
     for (uint32_t g = 0; g < n->layout.groups && !first; g++) {
         uint32_t layers = n->layout.group_first_layer[g + 1] - n->layout.group_first_layer[g];
-        r->whole += elastic_selected_rows(e, g) * layers;
+        n->counts.whole[loader] += elastic_selected_rows(e, g) * layers;
         for (uint32_t i = 0; i < e->loads.count; i++)
-            r->loaded += e->loads.at[i].group == g ? layers : 0;
+            n->counts.loaded[loader] += e->loads.at[i].group == g ? layers : 0;
     }
-    elastic_pin(e, span->limit, span->position + 1, span->position);
+    elastic_pin(e, n->span.limit, n->span.position + 1, n->span.position);
     e->loads.count = e->fills.count = 0;
 }
 
-static void load_all(struct lane *n, const struct span *span)
+static void load_all(struct lane *n)
 {
     uint32_t at = 0;
     for (uint32_t i = 0; i < n->lists; i++) {
-        n->counts[2 * i] = n->picks[i].count;
-        n->counts[2 * i + 1] = 0;
+        n->sent_counts[2 * i] = n->picks[i].count;
+        n->sent_counts[2 * i + 1] = 0;
         if (n->picks[i].count)
             memcpy(n->sent + at, n->picks[i].at, n->picks[i].count * sizeof *n->sent);
         at += n->picks[i].count;
@@ -140,53 +156,107 @@ static void load_all(struct lane *n, const struct span *span)
     n->step++;
     struct elastic_set set = {.step = n->step,
                               .base_step = n->step,
-                              .limit = span->limit,
-                              .position = span->position,
-                              .counts = n->counts,
+                              .limit = n->span.limit,
+                              .position = n->span.position,
+                              .counts = n->sent_counts,
                               .positions = n->sent};
-    for (int i = 0; i < LOADERS; i++)
-        load(n, &n->loaders[i], &set, span);
+    for (int i = 0; i < LANE_LOADERS; i++)
+        load(n, i, &set);
+}
+
+static void pick(struct lane *n, uint32_t position)
+{
+    struct positions *swap = n->before;
+    n->before = n->picks;
+    n->picks = swap;
+    n->span_before = n->span;
+    n->span = sets_span(&n->options.choice, position);
+    for (uint32_t i = 0; i < n->lists; i++) {
+        chooser_pick(n->options.chooser, i / n->heads, i % n->heads, &n->options.choice, &n->span,
+                     &n->scratch, &n->picks[i]);
+        if (n->has) {
+            n->counts.common += sets_common(&n->picks[i], &n->before[i]);
+            n->counts.selected += n->picks[i].count;
+        }
+    }
+    n->has = true;
+    if (n->options.loads)
+        load_all(n);
+}
+
+bool lane_needs_prime(const struct lane *n)
+{
+    return n->options.selection != SELECTION_CURRENT;
+}
+
+void lane_prime(struct lane *n, uint32_t position)
+{
+    pick(n, position);
+}
+
+/* One set of lists, `part` 0 late or 1 early; a set of the token before lacks the newest position. */
+static void attend(struct lane *n, uint32_t part, const struct positions *picks, struct span span,
+                   uint32_t position)
+{
+    span.position = position;
+    for (uint32_t i = 0; i < n->lists; i++) {
+        uint32_t at = part * n->lists + i, *items = n->items + (size_t)at * (n->longest + 1);
+        n->attended[at] = (struct attn_list){sets_attended(items, &span, &picks[i]), items};
+        n->counts.attended += part ? 0 : n->attended[at].count;
+        n->counts.lists += !part;
+    }
 }
 
 const struct attn_list *lane_choose(struct lane *n, uint32_t position)
 {
-    struct span span = sets_span(&n->choice, position);
-    struct positions *swap = n->before;
-    n->before = n->picks;
-    n->picks = swap;
-    for (uint32_t i = 0; i < n->lists; i++) {
-        uint32_t *items = n->items + (size_t)i * n->choice.budget;
-        chooser_pick(n->chooser, i / n->heads, i % n->heads, &span, &n->picks[i]);
-        n->attended[i] = (struct attn_list){sets_attended(items, &span, &n->picks[i]), items};
-        if (n->has) {
-            n->common += sets_common(&n->picks[i], &n->before[i]);
-            n->selected += n->picks[i].count;
-        }
-    }
-    n->has = true;
-    load_all(n, &span);
+    enum selection_mode mode = n->options.selection;
+    CHECK(mode == SELECTION_CURRENT || n->has);
+    pick(n, position);
+    if (mode == SELECTION_PREVIOUS)
+        attend(n, 0, n->before, n->span_before, position);
+    else
+        attend(n, 0, n->picks, n->span, position);
+    if (mode == SELECTION_MIXED)
+        attend(n, 1, n->before, n->span_before, position);
     return n->attended;
 }
 
 const uint32_t *lane_group_of(const struct lane *n)
 {
-    return chooser_group_of(n->chooser);
+    return n->group_of;
 }
 
 struct chooser *lane_chooser(const struct lane *n)
 {
-    return n->chooser;
+    return n->options.chooser;
 }
 
-static double saved(const struct loader *r)
+const struct lane_counts *lane_counts(const struct lane *n)
 {
-    return r->whole ? 1 - (double)r->loaded / (double)r->whole : (double)NAN;
+    return &n->counts;
 }
 
-struct lane_figures lane_figures(const struct lane *n)
+void lane_counts_add(struct lane_counts *to, const struct lane_counts *from)
 {
-    return (struct lane_figures){.overlap =
-                                     n->selected ? (double)n->common / (double)n->selected : (double)NAN,
-                                 .saved = saved(&n->loaders[0]),
-                                 .saved_default = saved(&n->loaders[1])};
+    to->common += from->common;
+    to->selected += from->selected;
+    to->attended += from->attended;
+    to->lists += from->lists;
+    for (int i = 0; i < LANE_LOADERS; i++) {
+        to->loaded[i] += from->loaded[i];
+        to->whole[i] += from->whole[i];
+    }
+}
+
+static double share(uint64_t part, uint64_t whole)
+{
+    return whole ? (double)part / (double)whole : (double)NAN;
+}
+
+struct lane_figures lane_figures(const struct lane_counts *c)
+{
+    return (struct lane_figures){.overlap = share(c->common, c->selected),
+                                 .saved = 1 - share(c->loaded[0], c->whole[0]),
+                                 .saved_default = 1 - share(c->loaded[1], c->whole[1]),
+                                 .attended = share(c->attended, c->lists)};
 }

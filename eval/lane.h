@@ -3,35 +3,62 @@
 #ifndef EVAL_LANE_H
 #define EVAL_LANE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/err.h"
 #include "compute/compute.h"
 #include "eval/chooser.h"
 #include "eval/sets.h"
+#include "proto/control.h"
 
 struct lane;
+
+struct lane_options {
+    const struct model_config *model;
+    struct chooser *chooser; /* borrowed */
+    struct choice choice;
+    enum selection_mode selection; /* mixed: the first third of the layers takes the previous set */
+    uint32_t capacity;             /* positions */
+    bool loads;                    /* count what elastic loading loads */
+};
+
+enum { LANE_LOADERS = 2 }; /* slots = 2 budgets; the store's default, 1.5 budgets */
+
+/* Sums, over positions. */
+struct lane_counts {
+    uint64_t common, selected;                          /* picked positions of adjacent sets */
+    uint64_t attended, lists;                           /* length of lists, and their number */
+    uint64_t loaded[LANE_LOADERS], whole[LANE_LOADERS]; /* rows of one layer */
+};
 
 struct lane_figures {
     double overlap;       /* of adjacent selections, sinks and window left out; NaN when there were no two */
     double saved;         /* share of row bytes that were not loaded again, slots = 2 budgets */
     double saved_default; /* the same with the store's default, 1.5 budgets */
+    double attended;      /* mean length of a list */
 };
 
-/* `chooser` is borrowed; `capacity` positions. */
-struct lane *lane_create(const struct model_config *model, struct chooser *chooser,
-                         const struct choice *choice, uint32_t capacity);
+struct lane *lane_create(const struct lane_options *options);
 void lane_free(struct lane **lane);
 
 /* A new sequence: the next set has no predecessor. What was counted stays. */
 void lane_restart(struct lane *lane);
 
-/* The sets for the chooser's newest token at `position`; [groups][kv_heads], valid until the next call. */
+/* Whether the last token of a prompt must be weighed, and lane_prime called, before the first lane_choose:
+ * the set it makes is the first that is used. */
+bool lane_needs_prime(const struct lane *lane);
+void lane_prime(struct lane *lane, uint32_t position);
+
+/* The sets that the newest token, at `position`, attends; [lists of the group][kv_heads], valid until the
+ * next call. The chooser holds that token's weights. */
 const struct attn_list *lane_choose(struct lane *lane, uint32_t position);
 
-const uint32_t *lane_group_of(const struct lane *lane); /* [layers] */
+const uint32_t *lane_group_of(const struct lane *lane); /* [layers], for those lists */
 struct chooser *lane_chooser(const struct lane *lane);
 
-struct lane_figures lane_figures(const struct lane *lane);
+const struct lane_counts *lane_counts(const struct lane *lane);
+void lane_counts_add(struct lane_counts *to, const struct lane_counts *from);
+struct lane_figures lane_figures(const struct lane_counts *counts);
 
 #endif

@@ -58,16 +58,15 @@ static void watch_layer(void *arg, const struct engine *e, const struct kv_view 
 {
     struct watcher *w = arg;
     (void)count;
-    size_t row = (size_t)e->config->q_heads * e->config->head_dim;
     for (uint32_t i = 0; i < w->count; i++)
-        watch_query(w, &w->looks[i], e, view, layer,
-                    pass_queries(e->pass) + (w->looks[i].position - first) * row);
+        watch_query(w, &w->looks[i], e, view, layer, engine_queries(e, w->looks[i].position - first));
 }
 
 /* The chunk from `first` on: as long as may be without more than LOOKS positions in it. */
-static uint32_t chunk_length(const struct look_text *t, uint32_t first, uint32_t next, uint32_t *ret_looks)
+static uint32_t chunk_length(const struct look_text *t, uint32_t most, uint32_t first, uint32_t next,
+                             uint32_t *ret_looks)
 {
-    uint32_t n = t->count - first < ENGINE_CHUNK ? t->count - first : ENGINE_CHUNK, looks = 0;
+    uint32_t n = t->count - first < most ? t->count - first : most, looks = 0;
     while (next + looks < t->position_count && t->positions[next + looks] < first + n) {
         if (looks == LOOKS) {
             n = t->positions[next + looks] - first;
@@ -96,10 +95,10 @@ int look_run(struct engine *e, const struct pages *pages, const struct look_text
     int r = 0;
     for (uint32_t at = 0, next = 0; at < t->count && !r;) {
         struct engine_chunk chunk = {.pages = pages, .tokens = t->tokens, .first = at};
-        chunk.count = chunk_length(t, at, next, &w.count);
+        chunk.count = chunk_length(t, e->chunk, at, next, &w.count);
         for (uint32_t i = 0; i < w.count; i++)
             w.looks[i].position = t->positions[next + i];
-        r = engine_dense(e, &chunk, &watch, err);
+        r = engine_dense(e, &chunk, w.count ? &watch : NULL, err);
         for (uint32_t i = 0; i < w.count && !r; i++)
             take(arg, &w.looks[i]);
         next += w.count;

@@ -56,7 +56,8 @@ struct work {
     const struct look *look;
     struct span span;
     uint32_t bin;
-    uint32_t *scratch;
+    const struct choice *choice;
+    struct reach_scratch scratch;
     struct positions own, best;
 };
 
@@ -78,7 +79,7 @@ static void add_layer(struct work *w, uint32_t layer, uint32_t head)
     add(&m->by_head[(size_t)layer * m->heads + head], mass);
     add(&m->at[w->bin], mass);
     add_sample(m, mass);
-    sets_pick(&w->best, weights, &w->span, w->scratch);
+    sets_pick(&w->best, weights, &w->span, w->scratch.topk);
     double best = sets_mass(weights, &w->span, &w->best);
     add(&m->best_head, best);
     add(&m->best_head_at[w->bin], best);
@@ -90,7 +91,7 @@ static void add_layer(struct work *w, uint32_t layer, uint32_t head)
 static void add_shared(struct work *w, const float *by, uint32_t head, const uint32_t layers[2],
                        struct sum *to, struct sum *to_bin)
 {
-    sets_pick(&w->best, by, &w->span, w->scratch);
+    sets_pick(&w->best, by, &w->span, w->scratch.topk);
     for (uint32_t l = layers[0]; l < layers[1]; l++) {
         double mass = sets_mass(look_weights(w->look, l, head), &w->span, &w->best);
         add(to, mass);
@@ -103,7 +104,7 @@ static void add_batch(struct work *w, uint32_t layer, uint32_t head)
 {
     const float *weights = look_weights(w->look, layer, head);
     add(&w->mass->batch, sets_mass(weights, &w->span, &w->own));
-    sets_pick(&w->best, weights, &w->span, w->scratch);
+    sets_pick(&w->best, weights, &w->span, w->scratch.topk);
     if (w->best.count)
         add(&w->mass->batch_hits, (double)sets_common(&w->own, &w->best) / w->best.count);
 }
@@ -116,12 +117,12 @@ static void add_group(struct work *w, struct chooser *chooser, uint32_t group, c
     float *by = mem_alloc_aligned((m->heads + 1) * stride, sizeof *by);
     look_mean(by, w->look, layers[0], layers[1]);
     for (uint32_t h = 0; h < m->heads; h++) {
-        chooser_pick(chooser, group, h, &w->span, &w->own);
+        chooser_pick(chooser, group, h, w->choice, &w->span, &w->scratch, &w->own);
         for (uint32_t l = layers[0]; l < layers[1]; l++)
             add_layer(w, l, h);
         add_shared(w, by + h * stride, h, layers, &m->best_group, &m->best_group_at[w->bin]);
     }
-    chooser_pick(chooser, group, m->heads, &w->span, &w->own);
+    chooser_pick(chooser, group, m->heads, w->choice, &w->span, &w->scratch, &w->own);
     for (uint32_t h = 0; h < m->heads; h++)
         for (uint32_t l = layers[0]; l < layers[1]; l++)
             add_batch(w, l, h);
@@ -152,9 +153,13 @@ static void add_all_layers(struct work *w, const struct choice *choice)
 void mass_add(struct mass *m, const struct look *look, struct chooser *chooser, const struct choice *choice,
               uint32_t bin)
 {
-    struct work w = {.mass = m, .look = look, .span = sets_span(choice, look->position), .bin = bin};
+    struct work w = {
+        .mass = m, .look = look, .span = sets_span(choice, look->position), .bin = bin, .choice = choice};
     const uint32_t *group_of = chooser_group_of(chooser);
-    w.scratch = mem_alloc(look->position + 1, sizeof *w.scratch);
+    uint32_t positions = look->position + 1;
+    w.scratch = (struct reach_scratch){.topk = mem_alloc(positions, sizeof *w.scratch.topk),
+                                       .index = mem_alloc(positions, sizeof *w.scratch.index),
+                                       .weights = mem_alloc(positions, sizeof *w.scratch.weights)};
     for (uint32_t first = 0, end; first < m->layers; first = end) {
         for (end = first + 1; end < m->layers && group_of[end] == group_of[first]; end++)
             ;
@@ -163,7 +168,9 @@ void mass_add(struct mass *m, const struct look *look, struct chooser *chooser, 
     add_all_layers(&w, choice);
     positions_free(&w.own);
     positions_free(&w.best);
-    mem_free(&w.scratch);
+    mem_free(&w.scratch.topk);
+    mem_free(&w.scratch.index);
+    mem_free(&w.scratch.weights);
 }
 
 static int compare(const void *a, const void *b)

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/pool.h"
 #include "eval/look.h"
 #include "eval/session.h"
 
@@ -12,10 +13,10 @@ enum { LEAST = 32 }; /* positions past `from` that make a text worth looking at 
 
 struct measure {
     struct session *session;
-    struct report_row *rows;   /* [context][head][budget] */
+    struct report_row *rows;   /* [context][way] */
     struct mass **masses;      /* the same */
-    struct chooser **choosers; /* [heads] */
-    uint32_t lanes;            /* heads * budgets */
+    struct chooser **choosers; /* [ways], those that are alike the same */
+    uint32_t lanes;            /* ways */
     const struct session_text *text;
 };
 
@@ -58,49 +59,80 @@ static uint32_t sample(const struct session *s, const struct session_text *t, ui
 
 struct taker {
     struct measure *measure;
+    const struct look *look;
     uint32_t fed; /* tokens that the choosers have */
 };
+
+/* The first way with the same chooser. */
+static uint32_t first_alike(const struct session *s, uint32_t way)
+{
+    uint32_t first = 0;
+    while (!session_alike(s, first, way))
+        first++;
+    return first;
+}
+
+static void feed_way(void *arg, int index, int thread)
+{
+    const struct taker *t = arg;
+    const struct measure *m = t->measure;
+    uint32_t way = (uint32_t)index;
+    (void)thread;
+    if (first_alike(m->session, way) == way)
+        chooser_feed(m->choosers[way], m->text->tokens.ids + t->fed, t->look->position + 1 - t->fed, true);
+}
+
+/* Masses of one way, in all contexts that the position counts in. Sets of the token before are not there. */
+static void add_way(void *arg, int index, int thread)
+{
+    const struct taker *t = arg;
+    const struct measure *m = t->measure;
+    const struct session *s = m->session;
+    uint32_t way = (uint32_t)index, position = t->look->position;
+    (void)thread;
+    if (s->ways[way].variant->selection != SELECTION_CURRENT)
+        return;
+    for (uint32_t c = 0; c < s->contexts.count; c++) {
+        uint32_t from = from_of(s, s->contexts.at[c]), end = s->contexts.at[c];
+        if (position < from || position >= length_at(s, m->text, end))
+            continue;
+        uint32_t bin = (uint32_t)((uint64_t)(position - from) * MASS_BINS / (end - from));
+        mass_add(m->masses[c * m->lanes + way], t->look, m->choosers[way], &s->ways[way].variant->choice,
+                 bin);
+    }
+}
 
 static void take(void *arg, const struct look *look)
 {
     struct taker *t = arg;
-    struct measure *m = t->measure;
-    struct session *s = m->session;
-    const struct eval_options *o = s->options;
-    for (uint32_t h = 0; h < s->head_count; h++)
-        chooser_feed(m->choosers[h], m->text->tokens.ids + t->fed, look->position + 1 - t->fed, true);
+    const struct measure *m = t->measure;
+    struct pool *pool = compute_pool(m->session->engine.compute);
+    t->look = look;
+    pool_run(pool, (int)m->lanes, feed_way, t);
     t->fed = look->position + 1;
-    for (uint32_t c = 0; c < s->contexts.count; c++) {
-        uint32_t from = from_of(s, s->contexts.at[c]), end = s->contexts.at[c];
-        if (look->position < from || look->position >= length_at(s, m->text, end))
-            continue;
-        uint32_t bin = (uint32_t)((uint64_t)(look->position - from) * MASS_BINS / (end - from));
-        for (uint32_t i = 0; i < m->lanes; i++) {
-            struct choice choice = {session_budget_of(s, i), o->sinks, o->window};
-            mass_add(m->masses[c * m->lanes + i], look, m->choosers[session_head_of(s, i)], &choice, bin);
-        }
-    }
+    pool_run(pool, (int)m->lanes, add_way, t);
 }
 
 static int look_at(struct measure *m, struct err *err)
 {
     struct session *s = m->session;
     struct taker taker = {.measure = m};
+    struct pages pages = {0};
     uint32_t *positions;
     struct look_text text = {.tokens = m->text->tokens.ids};
     text.position_count = sample(s, m->text, &positions);
     text.positions = positions;
     int r = 0;
     if (text.position_count) {
-        struct pages pages;
         text.count = positions[text.position_count - 1] + 1;
         session_say("%s: attention of %" PRIu32 " positions up to %" PRIu32, m->text->name,
                     text.position_count, text.count - 1);
-        for (uint32_t h = 0; h < s->head_count; h++)
-            chooser_reset(m->choosers[h]);
-        pages_init(&pages, s->engine.config, text.count, 0, 1);
-        r = look_run(&s->engine, &pages, &text, take, &taker, err);
-        pages_free(&pages);
+        for (uint32_t i = 0; i < m->lanes; i++)
+            chooser_reset(m->choosers[i]);
+        r = engine_pages(&s->engine, &(struct pages_sequence){.positions = text.count}, 1, &pages, err);
+        if (!r)
+            r = look_run(&s->engine, &pages, &text, take, &taker, err);
+        engine_pages_free(&s->engine, &pages);
     }
     mem_free(&positions);
     return r;
@@ -110,16 +142,62 @@ static int measure_masses(struct measure *m, struct err *err)
 {
     struct session *s = m->session;
     int r = 0;
-    m->choosers = mem_alloc(s->head_count, sizeof *m->choosers);
-    for (uint32_t h = 0; h < s->head_count && !r; h++)
-        r = session_chooser(s, h, &m->choosers[h], err);
+    m->choosers = mem_alloc(m->lanes, sizeof *m->choosers);
+    for (uint32_t i = 0; i < m->lanes && !r; i++) {
+        uint32_t first = first_alike(s, i);
+        m->choosers[i] = m->choosers[first];
+        if (first == i)
+            r = session_chooser(s, i, &m->choosers[i], err);
+    }
     for (uint32_t t = 0; t < s->text_count && !r; t++) {
         m->text = &s->texts[t];
         r = look_at(m, err);
     }
-    for (uint32_t h = 0; h < s->head_count; h++)
-        chooser_free(&m->choosers[h]);
+    for (uint32_t i = 0; i < m->lanes; i++)
+        if (first_alike(s, i) == i)
+            chooser_free(&m->choosers[i]);
     mem_free(&m->choosers);
+    return r;
+}
+
+/* Texts `at` .. of one batch, behind one another in `texts`; returns how many there are. */
+static uint32_t texts_of(const struct session *s, uint32_t context, uint32_t *at, struct forced_text *texts)
+{
+    uint32_t n = 0, from = from_of(s, context);
+    for (; *at < s->text_count && n < s->families; ++*at) {
+        const struct session_text *t = &s->texts[*at];
+        uint32_t count = length_at(s, t, context), end = count - 1;
+        if (!count)
+            continue;
+        if (s->options->steps && s->options->steps < end - from)
+            end = from + s->options->steps;
+        session_say("%s: positions %" PRIu32 " to %" PRIu32, t->name, from, end - 1);
+        texts[n++] = (struct forced_text){t->tokens.ids, count, from, end};
+    }
+    return n;
+}
+
+/* One batch of texts at one context into its rows. */
+static int follow_batch(struct measure *m, const struct forced_text *texts, uint32_t count, uint32_t context,
+                        struct report_row *rows, struct err *err)
+{
+    struct session *s = m->session;
+    struct session_lanes_options options = {.families = count, .capacity = context, .loads = true};
+    struct forced_sums *sums = mem_alloc(m->lanes, sizeof *sums);
+    struct session_lanes lanes;
+    int r = session_lanes(s, &options, &lanes, err);
+    if (!r && s->options->no_forced)
+        forced_choose_only(&s->engine, texts, count, lanes.at, m->lanes);
+    else if (!r)
+        r = forced_run(&s->engine, texts, count, lanes.at, m->lanes, sums, err);
+    for (uint32_t i = 0; i < lanes.count && !r; i++)
+        lane_counts_add(&rows[i % m->lanes].counts, lane_counts(lanes.at[i]));
+    for (uint32_t i = 0; i < m->lanes && !r; i++) {
+        forced_sums_add(&rows[i].forced, &sums[i]);
+        rows[i].texts += count;
+    }
+    session_lanes_free(&lanes);
+    mem_free(&sums);
     return r;
 }
 
@@ -127,32 +205,15 @@ static int measure_masses(struct measure *m, struct err *err)
 static int follow(struct measure *m, uint32_t c, struct err *err)
 {
     struct session *s = m->session;
-    uint32_t context = s->contexts.at[c], from = from_of(s, context);
     struct report_row *rows = &m->rows[c * m->lanes];
-    struct forced_sums *sums = mem_alloc(m->lanes, sizeof *sums);
-    struct session_lanes lanes;
-    int r = session_lanes(s, context, false, &lanes, err);
-    for (uint32_t t = 0; t < s->text_count && !r; t++) {
-        uint32_t count = length_at(s, &s->texts[t], context), end = count - 1;
-        if (!count)
-            continue;
-        if (s->options->steps && s->options->steps < end - from)
-            end = from + s->options->steps;
-        struct forced_text text = {s->texts[t].tokens.ids, count, from, end};
-        session_say("%s: positions %" PRIu32 " to %" PRIu32, s->texts[t].name, from, end - 1);
-        if (s->options->no_forced)
-            forced_choose_only(&text, lanes.at, m->lanes);
-        else
-            r = forced_run(&s->engine, &text, lanes.at, m->lanes, sums, err);
-        for (uint32_t i = 0; i < m->lanes; i++)
-            rows[i].texts++;
+    int r = 0;
+    for (uint32_t at = 0; at < s->text_count && !r;) {
+        struct forced_text texts[ENGINE_LANES];
+        uint32_t count = texts_of(s, s->contexts.at[c], &at, texts);
+        r = count ? follow_batch(m, texts, count, s->contexts.at[c], rows, err) : 0;
     }
-    for (uint32_t i = 0; i < m->lanes && !r; i++) {
-        rows[i].lane = lane_figures(lanes.at[i]);
-        rows[i].forced = sums[i];
-    }
-    session_lanes_free(&lanes);
-    mem_free(&sums);
+    for (uint32_t i = 0; i < m->lanes; i++)
+        rows[i].lane = lane_figures(&rows[i].counts);
     return r;
 }
 
@@ -162,8 +223,8 @@ static void name_rows(struct measure *m)
     for (uint32_t c = 0; c < s->contexts.count; c++)
         for (uint32_t i = 0; i < m->lanes; i++) {
             struct report_row *row = &m->rows[c * m->lanes + i];
-            row->head = s->heads[session_head_of(s, i)].name;
-            row->budget = session_budget_of(s, i);
+            row->head = s->ways[i].name;
+            row->budget = s->ways[i].variant->choice.budget;
             row->context = s->contexts.at[c];
             row->from = from_of(s, row->context);
         }
@@ -171,7 +232,7 @@ static void name_rows(struct measure *m)
 
 int measure_texts(struct session *s, struct report_row **ret_rows, uint32_t *ret_count, struct err *err)
 {
-    struct measure m = {.session = s, .lanes = s->head_count * s->options->budgets.count};
+    struct measure m = {.session = s, .lanes = s->way_count};
     uint32_t count = s->text_count ? s->contexts.count * m.lanes : 0;
     m.rows = mem_alloc(count, sizeof *m.rows);
     m.masses = mem_alloc(count, sizeof *m.masses);

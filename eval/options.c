@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/parse.h"
+#include "eval/engine.h"
 
 #define AT(field) offsetof(struct eval_options, field)
 
@@ -28,6 +29,8 @@ static const struct option_entry table[] = {
      "newest tokens always attended"},
     {"pool", 0, OPTION_CHOICE, AT(pool), "KIND", "head", 0, 0, "head|max|mean", GROUP_WHAT,
      "pooling over query heads"},
+    {"variant", 0, OPTION_TEXTS, AT(variant_texts), "SPEC", NULL, 0, 0, NULL, GROUP_WHAT,
+     "a way to choose beside heads x budgets: head=FILE,budget=512,sinks=16,selection=previous; several"},
     {"context", 'c', OPTION_TEXT, AT(context_text), "LIST", NULL, 0, 0, NULL, GROUP_MASS,
      "lengths that texts are cut to (default: the model's)"},
     {"from", 0, OPTION_UINT, AT(from), "POSITION", "4096", 1, 0, NULL, GROUP_MASS,
@@ -36,6 +39,8 @@ static const struct option_entry table[] = {
      "positions a text and context where attention is looked at"},
     {"steps", 0, OPTION_UINT, AT(steps), "N", "0", 0, 0, NULL, GROUP_MASS,
      "consecutive positions a text that are followed; 0: to the end"},
+    {"no-texts", 0, OPTION_FLAG, AT(no_texts), NULL, NULL, 0, 0, NULL, GROUP_MASS,
+     "leave out all of these: texts are for long generations alone"},
     {"no-mass", 0, OPTION_FLAG, AT(no_mass), NULL, NULL, 0, 0, NULL, GROUP_MASS,
      "leave out attention mass, hit rate and oracles"},
     {"no-forced", 0, OPTION_FLAG, AT(no_forced), NULL, NULL, 0, 0, NULL, GROUP_MASS,
@@ -47,20 +52,30 @@ static const struct option_entry table[] = {
     {"seed", 0, OPTION_UINT, AT(seed), "S", "1", 0, 0, NULL, GROUP_TASKS, "of the generator"},
     {"task-context", 0, OPTION_TEXT, AT(task_context_text), "LIST", NULL, 0, 0, NULL, GROUP_TASKS,
      "lengths (default: 1024, doubled up to the model's limit)"},
+    {"task-floor", 0, OPTION_FLOAT, AT(task_floor), "SHARE", "0", 0, 1, NULL, GROUP_TASKS,
+     "a task is left after 40 items when full attention scores less"},
     {"chat-template", 0, OPTION_TEXT, AT(chat_template), "NAME", NULL, 0, 0, NULL, GROUP_TASKS,
      "as run (default: the model's)"},
     {"long-generation", 0, OPTION_UINT, AT(long_generation), "N", "0", 0, 1 << 20, NULL, GROUP_LONG,
      "generate N tokens behind the begin of each text; 0: do not"},
     {"long-prompt", 0, OPTION_UINT, AT(long_prompt), "N", "2048", 1, 1 << 20, NULL, GROUP_LONG,
      "tokens of that begin"},
+    {"long-prompts", 0, OPTION_UINT, AT(long_prompts), "N", "1", 1, 64, NULL, GROUP_LONG,
+     "such stretches of each text, evenly spread"},
     {"long-seeds", 0, OPTION_UINT, AT(long_seeds), "N", "2", 0, 8, NULL, GROUP_LONG,
      "samples beside the greedy one"},
     {"temp", 0, OPTION_FLOAT, AT(temperature), "T", "0.8", 0, 100, NULL, GROUP_LONG, "their temperature"},
     {"json", 0, OPTION_FLAG, AT(json), NULL, NULL, 0, 0, NULL, GROUP_OUT, "JSON instead of tables"},
+    {"json-file", 0, OPTION_TEXT, AT(json_file), "FILE", NULL, 0, 0, NULL, GROUP_OUT,
+     "write the JSON here, beside what is printed"},
     {"plot", 0, OPTION_TEXT, AT(plot), "FILE.svg", NULL, 0, 0, NULL, GROUP_OUT,
      "draw mass over budget and over position"},
     {"activations", 0, OPTION_CHOICE, AT(activations), "KIND", "f32", 0, 0, "f32|q8", GROUP_OUT,
      "what products with quantized weights take"},
+    {"device", 0, OPTION_TEXT, AT(device), "DEVICE", "cpu", 0, 0, NULL, GROUP_OUT,
+     "cpu, cuda:N: where the model is computed; heads choose on the CPU"},
+    {"batch", 0, OPTION_UINT, AT(batch), "N", "0", 0, ENGINE_LANES, NULL, GROUP_OUT,
+     "sequences that are computed together; 0: 16 on a CPU, 128 on a GPU"},
     {"cores", 0, OPTION_UINT, AT(cores), "N", "0", 0, 1024, NULL, GROUP_OUT, "threads; 0: all cores"},
     {NULL, 0, 0, 0, NULL, NULL, 0, 0, NULL, NULL, NULL},
 };
@@ -112,6 +127,15 @@ static int parse_tasks(struct eval_options *o, struct err *err)
     return 0;
 }
 
+static int parse_variants(struct eval_options *o, struct err *err)
+{
+    struct variant base = {.pool = o->pool, .choice = {o->budgets.at[0], o->sinks, o->window, 0, 0, 0}};
+    int r = 0;
+    for (uint32_t i = 0; i < o->variant_texts.count && !r; i++)
+        r = variant_parse(o->variant_texts.at[i], &base, &o->variants[i], err);
+    return r;
+}
+
 static int check(const struct eval_options *o, struct err *err)
 {
     if (!o->model)
@@ -122,8 +146,8 @@ static int check(const struct eval_options *o, struct err *err)
         return err_set(err, -EINVAL, "--long-generation needs texts: give them with -f");
     if (!o->files.count && o->plot)
         return err_set(err, -EINVAL, "--plot needs texts: give them with -f");
-    if (o->plot && o->no_mass)
-        return err_set(err, -EINVAL, "--plot draws mass, which --no-mass leaves out");
+    if (o->plot && (o->no_mass || o->no_texts))
+        return err_set(err, -EINVAL, "--plot draws mass, which --no-mass and --no-texts leave out");
     return 0;
 }
 
@@ -140,6 +164,8 @@ int eval_options_parse(int argc, char **argv, struct eval_options *o, struct err
         r = parse_list("task-context", o->task_context_text, 64, &o->task_contexts, err);
     if (!r)
         r = parse_tasks(o, err);
+    if (!r)
+        r = parse_variants(o, err);
     return r ? r : check(o, err);
 }
 

@@ -10,6 +10,7 @@
 #include "base/err.h"
 #include "base/options.h"
 #include "eval/tasks.h"
+#include "eval/variant.h"
 
 #define EVAL_LIST_MAX 16u
 
@@ -19,8 +20,9 @@ struct eval_list {
 };
 
 struct eval_options {
-    const char *model;
-    struct option_texts heads, files;
+    const char *model, *device;
+    struct option_texts heads, files, variant_texts;
+    struct variant variants[OPTION_TEXTS_MAX];                               /* of variant_texts */
     const char *budget_text, *context_text, *tasks_text, *task_context_text; /* as given */
     struct eval_list budgets, contexts, task_contexts;
     enum task_kind tasks[TASK_COUNT];
@@ -28,18 +30,19 @@ struct eval_options {
 
     uint32_t from, positions, steps;
     uint32_t sinks, window, pool; /* pool: 0 as the head recommends, 1 max, 2 mean */
-    bool no_mass, no_forced;
+    bool no_texts, no_mass, no_forced;
 
     uint32_t items;
     uint32_t seed;
+    float task_floor;
     const char *chat_template;
 
-    uint32_t long_generation, long_prompt, long_seeds;
+    uint32_t long_generation, long_prompt, long_prompts, long_seeds;
     float temperature;
 
     bool json;
-    const char *plot;
-    uint32_t cores, activations;
+    const char *json_file, *plot;
+    uint32_t cores, activations, batch;
 };
 
 /* 0; 1 when help was asked for; -EINVAL with one line that names the option. Strings lead into argv. */

@@ -11,7 +11,7 @@
 #include "eval/options.h"
 #include "eval/tasks.h"
 
-/* One (head, budget, context) over all texts. */
+/* One way to choose at one context, over all texts. `head`: a head's name, or a variant's text. */
 struct report_row {
     const char *head;
     uint32_t budget, context, from;
@@ -19,7 +19,8 @@ struct report_row {
     struct mass_figures mass;
     double *by_head; /* [layers][heads], owned: mass */
     uint32_t layers, heads;
-    struct lane_figures lane;
+    struct lane_counts counts;
+    struct lane_figures lane; /* of counts */
     struct forced_sums forced;
 };
 
@@ -31,6 +32,7 @@ struct report_task {
     uint32_t items;
     double full, sparse;    /* mean scores */
     uint32_t better, worse; /* items where sparse scored higher, lower */
+    double squares;         /* sum of the squares of sparse - full */
 };
 
 /* One (head, budget) of a long generation, over texts and samples; head NULL: full attention. */
@@ -39,8 +41,10 @@ struct report_generation {
     uint32_t budget;
     uint32_t texts, prompt, tokens; /* tokens: generated in all */
     bool sampled;
-    double loss;        /* mean -log p of what was generated, under full attention */
-    double distinct[4]; /* share of distinct n-grams among all, n = 1 .. 4 */
+    uint32_t streams;
+    double loss;                 /* sum over streams of each one's mean -log p under full attention */
+    double worse, worse_squares; /* the same less that of full attention's stream beside it, and squared */
+    double distinct[4];          /* share of distinct n-grams among all, n = 1 .. 4 */
 };
 
 struct report {
@@ -56,6 +60,10 @@ struct report {
 
 void report_tables(const struct report *report, FILE *to);
 void report_json(const struct report *report, FILE *to);
+
+/* Whether report_plot can write there, asked before hours of measuring: makes what it would write beside and
+ * removes it. Errno of the system. */
+int report_plot_try(const char *path, struct err *err);
 
 /* Mass over budget and over position, as SVG; written beside and renamed. Errno of the system. */
 int report_plot(const struct report *report, const char *path, struct err *err);

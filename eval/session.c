@@ -17,6 +17,9 @@
 #include "launch/head.h"
 #include "launch/head_cache.h"
 #include "launch/tokenizer_source.h"
+#include "proto/limits.h"
+
+enum { BATCH_CPU = 16 }; /* KV of so many sequences fits beside all else on small machines */
 
 static bool progress_shown; /* a line of it stands on the terminal */
 
@@ -94,14 +97,13 @@ static int open_text(struct session *s, const char *name, struct err *err)
 }
 
 /* The list that was asked for, or `from` doubled up to the model's limit. */
-static int fill_contexts(const struct session *s, const struct eval_list *asked, uint32_t from,
-                         struct eval_list *ret, struct err *err)
+static int fill_contexts(uint32_t most, const struct eval_list *asked, uint32_t from, struct eval_list *ret,
+                         struct err *err)
 {
-    uint32_t most = s->engine.config->context_max;
     *ret = *asked;
     for (uint32_t i = 0; i < asked->count; i++)
         if (asked->at[i] > most)
-            return err_set(err, -EINVAL, "context: found %" PRIu32 ", expected at most the model's %" PRIu32,
+            return err_set(err, -EINVAL, "context: found %" PRIu32 ", expected at most %" PRIu32,
                            asked->at[i], most);
     for (uint32_t c = from < most ? from : most; !asked->count && ret->count < EVAL_LIST_MAX; c *= 2) {
         ret->at[ret->count++] = c;
@@ -114,10 +116,14 @@ static int fill_contexts(const struct session *s, const struct eval_list *asked,
 static int fill_context(struct session *s, struct err *err)
 {
     const struct eval_options *o = s->options;
-    uint32_t most = s->engine.config->context_max;
-    int r = fill_contexts(s, &o->contexts, most, &s->contexts, err);
+    /* As long as sequences of the daemons, which is what operators are made for. */
+    uint32_t most =
+        s->engine.config->context_max < LIMIT_CONTEXT ? s->engine.config->context_max : LIMIT_CONTEXT;
+    int r = fill_contexts(most, &o->contexts, most, &s->contexts, err);
     if (!r)
-        r = fill_contexts(s, &o->task_contexts, 1024, &s->task_contexts, err);
+        r = fill_contexts(most, &o->task_contexts, 1024, &s->task_contexts, err);
+    if (o->no_texts)
+        s->contexts.count = 0;
     for (uint32_t i = 0; i < s->contexts.count && s->text_count; i++)
         s->context = s->contexts.at[i] > s->context ? s->contexts.at[i] : s->context;
     for (uint32_t i = 0; i < s->task_contexts.count && o->task_count; i++)
@@ -140,6 +146,46 @@ static int threads_of(const struct eval_options *o)
     return n > 0 ? n : 1;
 }
 
+/* The head of that name, opened when it is new. */
+static int find_head(struct session *s, const char *name, uint32_t *ret, struct err *err)
+{
+    for (*ret = 0; *ret < s->head_count; ++*ret)
+        if (!strcmp(s->heads[*ret].name, name))
+            return 0;
+    if (s->head_count == OPTION_TEXTS_MAX)
+        return err_set(err, -EINVAL, "heads: found more than %u", OPTION_TEXTS_MAX);
+    return open_head(s, name, err);
+}
+
+static int open_ways(struct session *s, struct err *err)
+{
+    const struct eval_options *o = s->options;
+    uint32_t plain = s->head_count * o->budgets.count;
+    if (plain + o->variant_texts.count >= ENGINE_LANES)
+        return err_set(err, -EINVAL, "heads x budgets and variants: found %" PRIu32 ", expected less than %u",
+                       plain + o->variant_texts.count, ENGINE_LANES);
+    s->plain = mem_alloc(plain, sizeof *s->plain);
+    for (uint32_t i = 0; i < plain; i++) {
+        s->plain[i] = (struct variant){.pool = o->pool,
+                                       .choice = {.budget = o->budgets.at[i % o->budgets.count],
+                                                  .sinks = o->sinks,
+                                                  .window = o->window}};
+        uint32_t head = i / o->budgets.count;
+        s->ways[s->way_count++] = (struct session_way){head, &s->plain[i], s->heads[head].name};
+    }
+    int r = 0;
+    for (uint32_t i = 0; i < o->variant_texts.count && !r; i++) {
+        const struct variant *v = &o->variants[i];
+        uint32_t head = 0;
+        r = v->head[0] ? find_head(s, v->head, &head, err) : 0;
+        s->ways[s->way_count++] = (struct session_way){head, v, v->text};
+    }
+    uint32_t batch = o->batch ? o->batch : s->engine.gpu ? ENGINE_LANES : BATCH_CPU;
+    s->families = batch / (1 + s->way_count);
+    s->families = s->families ? s->families : 1;
+    return r;
+}
+
 static int open_parts(struct session *s, struct err *err)
 {
     const struct eval_options *o = s->options;
@@ -148,21 +194,35 @@ static int open_parts(struct session *s, struct err *err)
     int r = o->heads.count ? 0 : open_head(s, NULL, err);
     for (uint32_t i = 0; i < o->heads.count && !r; i++)
         r = open_head(s, o->heads.at[i], err);
+    if (!r)
+        r = open_ways(s, err);
     for (uint32_t i = 0; i < o->files.count && !r; i++)
         r = open_text(s, o->files.at[i], err);
-    if (!r)
-        r = fill_context(s, err);
-    if (!r && s->head_count * o->budgets.count >= ENGINE_LANES)
-        r = err_set(err, -EINVAL, "heads x budgets: found %" PRIu32 ", expected less than %u",
-                    s->head_count * o->budgets.count, ENGINE_LANES);
-    return r;
+    return r ? r : fill_context(s, err);
+}
+
+/* One position more than the longest set: what the set of the token before lacks. */
+static uint32_t longest_list(const struct eval_options *o)
+{
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < o->budgets.count; i++)
+        most = o->budgets.at[i] > most ? o->budgets.at[i] : most;
+    for (uint32_t i = 0; i < o->variant_texts.count; i++) {
+        uint32_t longest = sets_longest(&o->variants[i].choice);
+        most = longest > most ? longest : most;
+    }
+    return most + 1;
 }
 
 int session_open(const struct eval_options *o, struct session *ret, struct err *err)
 {
     memset(ret, 0, sizeof *ret);
     ret->options = o;
-    struct engine_options options = {o->model, threads_of(o), o->activations};
+    struct engine_options options = {.model = o->model,
+                                     .device = o->device,
+                                     .threads = threads_of(o),
+                                     .activations = o->activations,
+                                     .list_max = longest_list(o)};
     int r = engine_open(&options, &ret->engine, err);
     if (!r)
         r = open_parts(ret, err);
@@ -182,39 +242,55 @@ void session_close(struct session *s)
     }
     for (uint32_t i = 0; i < s->text_count; i++)
         token_buf_free(&s->texts[i].tokens);
+    mem_free(&s->plain);
     engine_close(&s->engine);
     memset(s, 0, sizeof *s);
 }
 
-int session_chooser(struct session *s, uint32_t index, struct chooser **ret, struct err *err)
+int session_chooser(struct session *s, uint32_t way, struct chooser **ret, struct err *err)
 {
-    const struct head *head = s->heads[index].head;
-    struct chooser_options options = {
-        .model = s->engine.model, .head = head, .context = s->context, .compute = s->engine.compute};
+    const struct session_way *w = &s->ways[way];
+    const struct head *head = s->heads[w->head].head;
+    struct chooser_options options = {.model = s->engine.model, .head = head, .context = s->context};
     if (head)
-        options.pool = s->options->pool ? (enum head_pool)(s->options->pool - 1) : head_config(head)->pool;
+        options.pool = w->variant->pool ? (enum head_pool)(w->variant->pool - 1) : head_config(head)->pool;
     return chooser_create(&options, ret, err);
 }
 
-int session_lanes(struct session *s, uint32_t capacity, bool apart, struct session_lanes *ret,
+bool session_alike(const struct session *s, uint32_t way, uint32_t other)
+{
+    const struct session_way *a = &s->ways[way], *b = &s->ways[other];
+    return a->head == b->head && a->variant->pool == b->variant->pool;
+}
+
+int session_lanes(struct session *s, const struct session_lanes_options *o, struct session_lanes *ret,
                   struct err *err)
 {
-    const struct eval_options *o = s->options;
-    uint32_t count = s->head_count * o->budgets.count;
+    uint32_t count = o->families * s->way_count;
     *ret = (struct session_lanes){.at = mem_alloc(count, sizeof(struct lane *)),
                                   .choosers = mem_alloc(count, sizeof(struct chooser *))};
     for (uint32_t i = 0; i < count; i++) {
-        if (apart || i % o->budgets.count == 0) {
-            int r = session_chooser(s, session_head_of(s, i), &ret->choosers[ret->chooser_count], err);
+        uint32_t way = i % s->way_count, alike = 0;
+        struct chooser *chooser = NULL;
+        while (!session_alike(s, alike, way))
+            alike++;
+        if (alike < way && !o->apart)
+            chooser = lane_chooser(ret->at[i - way + alike]);
+        else {
+            int r = session_chooser(s, way, &chooser, err);
             if (r) {
                 session_lanes_free(ret);
                 return r;
             }
-            ret->chooser_count++;
+            ret->choosers[ret->chooser_count++] = chooser;
         }
-        struct choice choice = {session_budget_of(s, i), o->sinks, o->window};
-        ret->at[ret->count++] =
-            lane_create(s->engine.config, ret->choosers[ret->chooser_count - 1], &choice, capacity);
+        struct lane_options options = {.model = s->engine.config,
+                                       .chooser = chooser,
+                                       .choice = s->ways[way].variant->choice,
+                                       .selection = s->ways[way].variant->selection,
+                                       .capacity = o->capacity,
+                                       .loads = o->loads};
+        ret->at[ret->count++] = lane_create(&options);
     }
     return 0;
 }
@@ -228,14 +304,4 @@ void session_lanes_free(struct session_lanes *l)
     mem_free(&l->at);
     mem_free(&l->choosers);
     memset(l, 0, sizeof *l);
-}
-
-uint32_t session_head_of(const struct session *s, uint32_t lane)
-{
-    return lane / s->options->budgets.count;
-}
-
-uint32_t session_budget_of(const struct session *s, uint32_t lane)
-{
-    return s->options->budgets.at[lane % s->options->budgets.count];
 }

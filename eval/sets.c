@@ -3,6 +3,11 @@
 
 #include "compute/compute.h"
 
+uint32_t sets_longest(const struct choice *c)
+{
+    return c->max_budget > c->budget ? c->max_budget : c->budget;
+}
+
 struct span sets_span(const struct choice *c, uint32_t position)
 {
     uint32_t end = position + 1, sinks = c->sinks < end ? c->sinks : end;

@@ -11,7 +11,11 @@
 
 struct choice {
     uint32_t budget, sinks, window; /* budget > sinks + window */
+    uint32_t max_budget;            /* 0: budget */
+    float min_mass, top_p;          /* 0: off; PROTOCOL.md section 5, "Length of a list" */
 };
+
+uint32_t sets_longest(const struct choice *choice); /* positions of the longest set */
 
 struct span {
     uint32_t position;           /* of the query */

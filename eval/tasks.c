@@ -62,6 +62,15 @@ __attribute__((format(printf, 2, 3))) static void expect(struct maker *m, const 
     va_end(args);
 }
 
+/* What the answer begins with, word for word as in the text: small models go on where they would refuse. */
+__attribute__((format(printf, 2, 3))) static void lead(struct maker *m, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(m->task->lead, sizeof m->task->lead, format, args);
+    va_end(args);
+}
+
 static uint32_t number(const struct maker *m, uint32_t unit, uint32_t use, uint32_t below)
 {
     return draw(m->seed, m->item, unit, use, below);
@@ -82,17 +91,42 @@ static uint32_t somewhere(const struct maker *m, uint32_t use)
     return (uint32_t)((uint64_t)number(m, ONCE, use, 1 << 20) * m->units >> 20);
 }
 
+/* `count` different ones of `things`, into ret; uses 32 .. 47 of what an item has once. */
+static void draw_things(const struct maker *m, uint32_t count, const char **ret)
+{
+    const char *left[WORDS(things)];
+    memcpy(left, things, sizeof left);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t at = i + number(m, ONCE, 32 + i, WORDS(things) - i);
+        ret[i] = left[at];
+        left[at] = left[i];
+    }
+}
+
+/* Whether part i of `parts`, somewhere in the i-th stretch of the text, stands before this unit. */
+static bool stands_before(const struct maker *m, uint32_t part, uint32_t parts, uint32_t unit)
+{
+    uint32_t within = number(m, ONCE, 64 + part, 1024);
+    return unit == (uint32_t)((((uint64_t)part << 10) + within) * m->units / ((uint64_t)parts << 10));
+}
+
+/* Numbers of a few people; one is asked for. */
 static void make_key_value(struct maker *m)
 {
-    uint32_t asked = somewhere(m, 0);
-    say(m, "Remember the pairs of keys and values.\n");
-    for (uint32_t i = 0; i < m->units; i++)
-        say(m, "The value of key K%03u%c is %05u.\n", i % 1000, 'A' + (char)(i / 1000 % 26),
-            10000 + number(m, i, 0, 90000));
-    say(m, "\nWhat is the value of key K%03u%c? Answer with the number alone.", asked % 1000,
-        'A' + (char)(asked / 1000 % 26));
-    expect(m, "%05u", 10000 + number(m, asked, 0, 90000));
-    m->task->answer_tokens = 24;
+    enum { PAIRS = 3 };
+    uint32_t asked = number(m, ONCE, 0, PAIRS), first = number(m, ONCE, 1, WORDS(people));
+    for (uint32_t i = 0; i < m->units; i++) {
+        for (uint32_t k = 0; k < PAIRS; k++)
+            if (stands_before(m, k, PAIRS, i))
+                say(m, "The secret number of %s is %05u. ", people[(first + 5 * k) % WORDS(people)],
+                    10000 + number(m, ONCE, 16 + k, 90000));
+        say_sentence(m, i);
+    }
+    const char *who = people[(first + 5 * asked) % WORDS(people)];
+    say(m, "\n\nWhat is the secret number of %s? Answer with the number alone.", who);
+    lead(m, "The secret number of %s is", who);
+    expect(m, "%05u", 10000 + number(m, ONCE, 16 + asked, 90000));
+    m->task->answer_tokens = 12;
 }
 
 static void make_needle(struct maker *m)
@@ -105,29 +139,33 @@ static void make_needle(struct maker *m)
         say_sentence(m, i);
     }
     say(m, "\n\nWhat is the secret number of %s? Answer with the number alone.", people[who]);
+    lead(m, "The secret number of %s is", people[who]);
     expect(m, "%05u", code);
-    m->task->answer_tokens = 24;
+    m->task->answer_tokens = 12;
 }
 
-/* A chain of three in a row of unlike names, each somewhere behind the one before. */
+/* A number that goes from one to the next, each somewhere behind the one before. The answer's begin walks the
+ * way back: a small model does not. */
 static void make_variables(struct maker *m)
 {
     enum { LINKS = 3 };
-    static const char *const variables[LINKS] = {"alpha", "beta", "gamma"};
-    uint32_t value = 10000 + number(m, ONCE, 2, 90000), link = 0;
+    uint32_t value = 10000 + number(m, ONCE, 2, 90000), first = number(m, ONCE, 1, WORDS(people));
+    const char *who[LINKS];
+    for (uint32_t k = 0; k < LINKS; k++)
+        who[k] = people[(first + 5 * k) % WORDS(people)];
     for (uint32_t i = 0; i < m->units; i++) {
-        while (link < LINKS && i >= (uint64_t)m->units * (2 * link + 1) / (2 * LINKS)) {
-            if (link)
-                say(m, "Set %s to the value of %s. ", variables[link], variables[link - 1]);
-            else
-                say(m, "Set %s to %05u. ", variables[link], value);
-            link++;
-        }
+        for (uint32_t k = 0; k < LINKS; k++)
+            if (stands_before(m, k, LINKS, i) && k)
+                say(m, "%s has the number of %s. ", who[k], who[k - 1]);
+            else if (stands_before(m, k, LINKS, i))
+                say(m, "The secret number of %s is %05u. ", who[0], value);
         say_sentence(m, i);
     }
-    say(m, "\n\nWhat is the value of %s? Answer with the number alone.", variables[LINKS - 1]);
+    say(m, "\n\nWhat is the secret number of %s? Answer with the number alone.", who[LINKS - 1]);
+    lead(m, "%s has the number of %s. %s has the number of %s. The secret number of %s is", who[2], who[1],
+         who[1], who[0], who[0]);
     expect(m, "%05u", value);
-    m->task->answer_tokens = 24;
+    m->task->answer_tokens = 12;
 }
 
 /* Eight sentences a passage; some passages are said again. */
@@ -146,25 +184,30 @@ static void make_passages(struct maker *m)
         say(m, "\n\n");
     }
     say(m, "How many different passages are there? Answer with the number alone.");
+    lead(m, "The number of different passages is");
     expect(m, "%u", different);
-    m->task->answer_tokens = 16;
+    m->task->answer_tokens = 12;
 }
 
 static void make_copy(struct maker *m)
 {
-    enum { ITEMS = 12 };
+    enum { ITEMS = 8 };
+    const char *words[ITEMS];
+    draw_things(m, ITEMS, words);
     say(m, "This is the list:\n");
     for (uint32_t i = 0; i < ITEMS; i++) {
-        const char *word = things[number(m, ONCE, i, WORDS(things))];
-        uint32_t value = 10 + number(m, ONCE, ITEMS + i, 90);
-        say(m, "%s %u\n", word, value);
-        expect(m, "%s %u", word, value);
+        uint32_t value = 10 + number(m, ONCE, i, 90);
+        say(m, "%s %u\n", words[i], value);
+        if (i)
+            expect(m, "%s %u", words[i], value);
+        else
+            lead(m, "This is the list:\n%s %u\n", words[i], value);
     }
     say(m, "\nThis is a report:\n");
     for (uint32_t i = 0; i < m->units; i++)
         say_sentence(m, i);
     say(m, "\n\nRepeat the list, line by line.");
-    m->task->answer_tokens = 96;
+    m->task->answer_tokens = 56;
 }
 
 const char *task_name(enum task_kind kind)
@@ -210,9 +253,9 @@ static uint64_t find_word(const char *text, uint64_t from, uint64_t bytes, const
     return 0;
 }
 
-double task_score(enum task_kind kind, const struct task *task, const char *text, uint64_t bytes)
+double task_score(const struct task *task, const char *text, uint64_t bytes)
 {
-    if (kind != TASK_COPY) {
+    if (task->answer_count == 1) {
         uint64_t first = 0;
         while (first < bytes && !isdigit((unsigned char)text[first]))
             first++;

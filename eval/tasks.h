@@ -16,6 +16,7 @@ enum task_kind { TASK_KEY_VALUE, TASK_NEEDLE, TASK_VARIABLES, TASK_PASSAGES, TAS
 
 struct task {
     struct text_buf text;                            /* what the user says; released by task_free */
+    char lead[96];                                   /* what the answer begins with, given; may be "" */
     char answers[TASK_ANSWERS_MAX][TASK_WORD_BYTES]; /* words or numbers that the answer must have */
     uint32_t answer_count;
     uint32_t answer_tokens; /* enough to say them */
@@ -30,6 +31,6 @@ void task_free(struct task *task); /* accepts a zeroed object; leaves one */
 
 /* Share of the answers that stand in the text, each as a word of its own (0 .. 1); of a list, in its order;
  * of a number, the first one in the text must be it. */
-double task_score(enum task_kind kind, const struct task *task, const char *text, uint64_t bytes);
+double task_score(const struct task *task, const char *text, uint64_t bytes);
 
 #endif

@@ -175,16 +175,16 @@ bool blocks_populate(struct blocks *b)
     return true;
 }
 
-uint32_t blocks_chunks(const struct blocks *b)
+uint32_t blocks_stretches(const struct blocks *b)
 {
     uint64_t bytes = (uint64_t)b->blocks_max * b->block_bytes;
-    return (uint32_t)((bytes + BLOCKS_CHUNK_BYTES - 1) / BLOCKS_CHUNK_BYTES);
+    return (uint32_t)((bytes + BLOCKS_STRETCH_BYTES - 1) / BLOCKS_STRETCH_BYTES);
 }
 
-int blocks_chunk(struct blocks *b, uint32_t chunk, void **ret_at, uint64_t *ret_bytes, struct err *err)
+int blocks_stretch(struct blocks *b, uint32_t stretch, void **ret_at, uint64_t *ret_bytes, struct err *err)
 {
-    CHECK(chunk < blocks_chunks(b));
-    uint64_t page = 4096, from = chunk * BLOCKS_CHUNK_BYTES, end = from + BLOCKS_CHUNK_BYTES;
+    CHECK(stretch < blocks_stretches(b));
+    uint64_t page = 4096, from = stretch * BLOCKS_STRETCH_BYTES, end = from + BLOCKS_STRETCH_BYTES;
     int r = grow_to(b, end, err); /* an adopted file may end anywhere */
     if (r < 0)
         return r;

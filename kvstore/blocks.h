@@ -13,9 +13,10 @@
 #include "link/segment.h"
 #include "proto/arena.h"
 
-/* The file ends at rows_at + a multiple of this, or with the last block there may be: the unit of growth, and
- * of registration with a GPU. */
+/* The file ends at rows_at + a multiple of this, or with the last block there may be: the unit of growth. */
 #define BLOCKS_CHUNK_BYTES (UINT64_C(64) << 20)
+/* The unit of registration with a GPU, which stops all launches for as long as it takes. */
+#define BLOCKS_STRETCH_BYTES (UINT64_C(16) << 20)
 
 struct blocks_params {
     uint64_t host_bytes;    /* cap of the rows */
@@ -62,9 +63,10 @@ uint32_t blocks_available(const struct blocks *blocks);
  * whether it did something; called while the planner is idle. */
 bool blocks_populate(struct blocks *blocks);
 
-/* Chunks of the rows, and the memory of one: whole pages, the file is made long enough. */
-uint32_t blocks_chunks(const struct blocks *blocks);
-int blocks_chunk(struct blocks *blocks, uint32_t chunk, void **ret_at, uint64_t *ret_bytes, struct err *err);
+/* Stretches of the rows, and the memory of one: whole pages, the file is made long enough. */
+uint32_t blocks_stretches(const struct blocks *blocks);
+int blocks_stretch(struct blocks *blocks, uint32_t stretch, void **ret_at, uint64_t *ret_bytes,
+                   struct err *err);
 
 static inline uint8_t *blocks_rows(const struct blocks *b, uint32_t block)
 {

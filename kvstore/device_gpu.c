@@ -159,16 +159,22 @@ void device_gpu_queued(struct device_gpu *g, int r)
         fail(g, r);
 }
 
+void device_gpu_writes(struct device_gpu *g, int r)
+{
+    device_gpu_queued(g, r);
+    g->written = g->ticket + 1;
+}
+
 void device_gpu_fill(struct device_gpu *g, void *at, uint8_t byte, uint64_t bytes)
 {
     if (!g->error.code)
-        device_gpu_queued(g, g->api->fill(at, byte, bytes, g->stream));
+        device_gpu_writes(g, g->api->fill(at, byte, bytes, g->stream));
 }
 
 void device_gpu_raise(struct device_gpu *g, struct control_flag *flag, uint32_t step)
 {
     if (!g->error.code)
-        device_gpu_queued(g, g->api->flag_write((uint32_t *)&flag->value, step, g->stream));
+        device_gpu_writes(g, g->api->flag_write((uint32_t *)&flag->value, step, g->stream));
 }
 
 uint32_t device_gpu_ticket(struct device_gpu *g)
@@ -188,6 +194,11 @@ bool device_gpu_passed(const struct device_gpu *g, uint32_t ticket)
 bool device_gpu_idle(const struct device_gpu *g)
 {
     return !g->ahead && device_gpu_passed(g, g->ticket);
+}
+
+bool device_gpu_settled(const struct device_gpu *g)
+{
+    return device_gpu_passed(g, g->written);
 }
 
 void device_gpu_look(struct device_gpu *g)

@@ -33,6 +33,7 @@ struct device_gpu {
     uint32_t *reached_at;      /* the same for the stream */
     uint32_t ticket;           /* the last one that was queued */
     bool ahead;                /* work was queued behind it */
+    uint32_t written;          /* the one behind the last work that writes what the decoder reads */
     struct device_gpu_buffer buffers[DEVICE_GPU_BUFFERS];
     uint32_t buffer;                 /* that is filled now, `used` bytes of it */
     uint64_t used, buffer_bytes;     /* of each */
@@ -56,8 +57,9 @@ void device_gpu_unregister(struct device_gpu *gpu, void *at, uint64_t bytes);
 
 /* ---- the stream ---- */
 
-/* Result of something that was just queued by way of `api`. */
+/* Result of something that was just queued by way of `api`; _writes: that writes what the decoder reads. */
 void device_gpu_queued(struct device_gpu *gpu, int r);
+void device_gpu_writes(struct device_gpu *gpu, int r);
 
 void device_gpu_fill(struct device_gpu *gpu, void *at, uint8_t byte, uint64_t bytes);
 
@@ -65,6 +67,8 @@ void device_gpu_fill(struct device_gpu *gpu, void *at, uint8_t byte, uint64_t by
 uint32_t device_gpu_ticket(struct device_gpu *gpu);
 bool device_gpu_passed(const struct device_gpu *gpu, uint32_t ticket);
 bool device_gpu_idle(const struct device_gpu *gpu);
+/* Whether it has passed all that writes what the decoder reads: what is left goes to the host. */
+bool device_gpu_settled(const struct device_gpu *gpu);
 
 /* Asks, now and then, whether the GPU is sound: for who has work queued and waits for other things. */
 void device_gpu_look(struct device_gpu *gpu);

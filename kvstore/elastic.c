@@ -146,28 +146,22 @@ static inline void slot_unname(struct elastic_head *h, uint32_t s, uint32_t slot
         ring_append(h, s, slots);
 }
 
-static bool group_lists_valid(struct elastic *e, uint32_t group, const struct elastic_set *set,
-                              const uint32_t **counts, const uint32_t **positions)
+bool elastic_merge(struct elastic *e, const struct elastic_set *set, uint32_t list, const uint32_t *positions,
+                   int32_t *scratch)
 {
-    bool whole = set->base_step == set->step;
-    for (uint32_t s = 0; s < e->layout.selection_heads; s++) {
-        struct selection_change change = {.added = *positions,
-                                          .added_count = (*counts)[0],
-                                          .removed = *positions + (*counts)[0],
-                                          .removed_count = (*counts)[1],
-                                          .low = e->sinks,
-                                          .high = set->limit,
-                                          .scratch = e->scratch};
-        struct selection *list = elastic_list(e, group, s);
-        if (!(whole ? selection_full(list, &change) : selection_diff(list, &change)))
-            return false;
-        *positions += (uint64_t)change.added_count + change.removed_count;
-        *counts += 2;
-    }
-    return true;
+    const uint32_t *counts = set->counts + 2ull * list;
+    struct selection_change change = {.added = positions,
+                                      .added_count = counts[0],
+                                      .removed = positions + counts[0],
+                                      .removed_count = counts[1],
+                                      .low = e->sinks,
+                                      .high = set->limit,
+                                      .scratch = scratch};
+    return set->base_step == set->step ? selection_full(&e->lists[list], &change)
+                                       : selection_diff(&e->lists[list], &change);
 }
 
-int elastic_receive(struct elastic *e, const struct elastic_set *set)
+int elastic_check(const struct elastic *e, const struct elastic_set *set)
 {
     CHECK(e->next == ELASTIC_NONE);
     if (set->base_step != set->step && (!e->has || set->base_step != e->step))
@@ -176,10 +170,11 @@ int elastic_receive(struct elastic *e, const struct elastic_set *set)
     limit = limit > e->sinks ? limit : e->sinks;
     if (set->limit != limit || set->position >= e->capacity || (e->has && set->position < e->position))
         return -EINVAL;
-    const uint32_t *counts = set->counts, *positions = set->positions;
-    for (uint32_t g = 0; g < e->layout.groups; g++)
-        if (!group_lists_valid(e, g, set, &counts, &positions))
-            return -EINVAL;
+    return 0;
+}
+
+void elastic_received(struct elastic *e, const struct elastic_set *set)
+{
     e->next = ELASTIC_RECEIVED;
     e->next_step = set->step;
     e->next_position = set->position;
@@ -188,7 +183,20 @@ int elastic_receive(struct elastic *e, const struct elastic_set *set)
     e->next_mass_base = set->mass_base;
     e->next_flags = set->flags;
     e->next_whole = !e->has;
-    return 0;
+}
+
+int elastic_receive(struct elastic *e, const struct elastic_set *set)
+{
+    int r = elastic_check(e, set);
+    const uint32_t *positions = set->positions;
+    for (uint32_t l = 0; r == 0 && l < e->layout.groups * e->layout.selection_heads; l++) {
+        if (!elastic_merge(e, set, l, positions, e->scratch))
+            r = -EINVAL;
+        positions += (uint64_t)set->counts[2ull * l] + set->counts[2ull * l + 1];
+    }
+    if (r == 0)
+        elastic_received(e, set);
+    return r;
 }
 
 /* Asks for the map entries that the following list will look up. */
@@ -508,6 +516,14 @@ void elastic_occupied(const struct elastic *e, uint32_t group, struct elastic_lo
             out[s] = (struct elastic_load){h->position_of[s], (uint16_t)s, (uint8_t)group, (uint8_t)head};
         loads->count += h->used;
     }
+}
+
+bool elastic_has_no_slots(const struct elastic *e)
+{
+    for (uint32_t g = 0; g < e->layout.groups; g++)
+        if (e->attached[g])
+            return false;
+    return true;
 }
 
 uint64_t elastic_selected_rows(const struct elastic *e, uint32_t group)

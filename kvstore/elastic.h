@@ -92,6 +92,14 @@ struct elastic_set { /* one entry of TOPK, `counts` and `positions` leading to i
 /* Needs next == NONE. 0; -ENOENT: the base is not the set in use; -EINVAL: anything about positions. */
 int elastic_receive(struct elastic *elastic, const struct elastic_set *set);
 
+/* The same in parts, so that lists of one sequence may be merged at once: the check without positions; one
+ * list (group * selection_heads + head), whose positions begin at `positions`, with scratch of
+ * SELECTION_SCRATCH(list_max) entries; and what follows when all of them were right. */
+int elastic_check(const struct elastic *elastic, const struct elastic_set *set);
+bool elastic_merge(struct elastic *elastic, const struct elastic_set *set, uint32_t list,
+                   const uint32_t *positions, int32_t *scratch);
+void elastic_received(struct elastic *elastic, const struct elastic_set *set);
+
 /* Finds slots for new positions without touching the set in use; what does not fit waits for elastic_commit.
  * Needs next == RECEIVED. Rows land in `loads`. */
 void elastic_stage(struct elastic *elastic);
@@ -112,6 +120,9 @@ void elastic_detach(struct elastic *elastic, uint32_t group);
 
 /* Appends every slot of a group that holds a row. */
 void elastic_occupied(const struct elastic *elastic, uint32_t group, struct elastic_loads *loads);
+
+/* No group has any: a set is lists of positions alone. */
+bool elastic_has_no_slots(const struct elastic *elastic);
 
 /* Distinct rows that the set in use names, of one group, over all row heads. */
 uint64_t elastic_selected_rows(const struct elastic *elastic, uint32_t group);

@@ -19,7 +19,7 @@
 enum {
     SEGMENT_ENTRIES = 1 << 16, /* of one launch whose rows are named one by one */
     SEGMENT_ROWS = 1 << 15,    /* struct cuda_move counts rows in 16 bits */
-    POPULATE_BYTES = 4 << 20,
+    POPULATE_BYTES = 1 << 20,
     NO_LAUNCH = 0xffffffff
 };
 
@@ -31,8 +31,8 @@ struct rows_list { /* moves of one group's loads, good for any of its layers */
 struct gather_gpu {
     struct gather *gather;
     struct device_gpu *device;
-    uint8_t *registered; /* [chunk of the arena] */
-    uint32_t chunks;
+    uint8_t *registered; /* [stretch of the arena] */
+    uint32_t stretches;
     uint32_t sequences, slabs_max, layers; /* of slab_table */
     uint64_t *slab_table;                  /* on the device: [sequence][layer][slabs_max] */
     struct rows_list lists[LIMIT_GROUPS];
@@ -47,8 +47,8 @@ struct gather_gpu *gather_gpu_create(struct gather *gather)
     struct gather_gpu *g = mem_alloc(1, sizeof *g);
     g->gather = gather;
     g->device = gather->device->gpu;
-    g->chunks = blocks_chunks(gather->blocks);
-    g->registered = mem_alloc(g->chunks, 1);
+    g->stretches = blocks_stretches(gather->blocks);
+    g->registered = mem_alloc(g->stretches, 1);
     g->layers = gather->blocks->layout.layers;
     return g;
 }
@@ -61,10 +61,10 @@ void gather_gpu_free(struct gather_gpu **gpu)
     *gpu = NULL;
     device_gpu_wait_all(g->device);
     gather_gpu_detach(g);
-    for (uint32_t c = 0; c < g->chunks; c++) {
+    for (uint32_t c = 0; c < g->stretches; c++) {
         void *at;
         uint64_t bytes;
-        if (g->registered[c] && blocks_chunk(g->gather->blocks, c, &at, &bytes, NULL) == 0)
+        if (g->registered[c] && blocks_stretch(g->gather->blocks, c, &at, &bytes, NULL) == 0)
             device_gpu_unregister(g->device, at, bytes);
     }
     mem_free(&g->registered);
@@ -109,15 +109,15 @@ static void populate_part(void *arg, int index, int thread)
     madvise(p->at + from, left < POPULATE_BYTES ? left : POPULATE_BYTES, MADV_POPULATE_WRITE);
 }
 
-/* Registers a chunk; first touch is what takes time, so all threads take part in it. */
-static void register_chunk(struct gather_gpu *g, uint32_t chunk)
+/* Registers a stretch; first touch is what takes time, so all threads take part in it. */
+static void register_stretch(struct gather_gpu *g, uint32_t stretch)
 {
-    if (g->registered[chunk] || device_gpu_failed(g->device))
+    if (g->registered[stretch] || device_gpu_failed(g->device))
         return;
     void *at = NULL;
     uint64_t bytes = 0;
     struct err *err = &g->device->error;
-    int r = blocks_chunk(g->gather->blocks, chunk, &at, &bytes, err);
+    int r = blocks_stretch(g->gather->blocks, stretch, &at, &bytes, err);
     if (r == 0) {
         struct populate p = {at, bytes};
         pool_run(g->gather->pool, (int)((bytes + POPULATE_BYTES - 1) / POPULATE_BYTES), populate_part, &p);
@@ -126,32 +126,43 @@ static void register_chunk(struct gather_gpu *g, uint32_t chunk)
     if (r < 0)
         err_prefix(err, r, "host arena: %llu bytes for the GPU", (unsigned long long)bytes);
     else
-        g->registered[chunk] = 1;
+        g->registered[stretch] = 1;
 }
 
 /* Kernels may reach all blocks of the sequence from here on, and the begin of the rows, their base. */
 static void reach_blocks(struct gather_gpu *g, struct sequence *s)
 {
     uint64_t bytes = g->gather->blocks->block_bytes;
-    register_chunk(g, 0);
+    register_stretch(g, 0);
     for (; s->blocks_reached < s->blocks; s->blocks_reached++) {
         uint64_t from = s->record->block[s->blocks_reached] * bytes;
-        for (uint64_t c = from / BLOCKS_CHUNK_BYTES; c <= (from + bytes - 1) / BLOCKS_CHUNK_BYTES; c++)
-            register_chunk(g, (uint32_t)c);
+        for (uint64_t c = from / BLOCKS_STRETCH_BYTES; c <= (from + bytes - 1) / BLOCKS_STRETCH_BYTES; c++)
+            register_stretch(g, (uint32_t)c);
     }
+}
+
+bool gather_gpu_reach(struct gather_gpu *g, uint32_t blocks)
+{
+    uint64_t bytes = blocks * g->gather->blocks->block_bytes;
+    for (uint32_t c = 0; c < g->stretches && c * BLOCKS_STRETCH_BYTES < bytes; c++)
+        if (!g->registered[c] && !device_gpu_failed(g->device)) {
+            register_stretch(g, c);
+            return true;
+        }
+    return false;
 }
 
 bool gather_gpu_idle(struct gather_gpu *g)
 {
     const struct blocks *b = g->gather->blocks;
     uint64_t populated = b->populated * b->block_bytes;
-    for (uint32_t c = 0; c < g->chunks; c++) {
+    for (uint32_t c = 0; c < g->stretches; c++) {
         if (g->registered[c])
             continue;
-        bool whole = b->populated == b->blocks_max || (c + 1) * BLOCKS_CHUNK_BYTES <= populated;
+        bool whole = b->populated == b->blocks_max || (c + 1) * BLOCKS_STRETCH_BYTES <= populated;
         if (!whole || device_gpu_failed(g->device))
             return false;
-        register_chunk(g, c);
+        register_stretch(g, c);
         return true;
     }
     return false;
@@ -303,7 +314,7 @@ static void launch_rows(struct gather_gpu *g)
         m.count = list->count;
         m.first_layer = low;
         m.row_count = g->sequences;
-        device_gpu_queued(g->device, g->device->api->gather(&m, g->device->stream));
+        device_gpu_writes(g->device, g->device->api->gather(&m, g->device->stream));
     }
 }
 
@@ -398,8 +409,10 @@ static void launch_segment(struct gather_gpu *g, uint32_t from)
     m.moves = device;
     m.count = sum.entries;
     m.row_count = sum.rows;
-    device_gpu_queued(g->device, key->kind == GATHER_PAGES ? g->device->api->gather(&m, g->device->stream)
-                                                           : g->device->api->scatter(&m, g->device->stream));
+    if (key->kind == GATHER_PAGES)
+        device_gpu_writes(g->device, g->device->api->gather(&m, g->device->stream));
+    else
+        device_gpu_queued(g->device, g->device->api->scatter(&m, g->device->stream));
 }
 
 /* ---- pages into slots ---- */
@@ -409,43 +422,94 @@ static uint32_t job_slots(const struct gather_job *job)
     return elastic_head(&job->sequence->elastic, job->group, job->head)->used;
 }
 
-/* All row heads of one sequence and range of layers: neighbouring jobs. Returns the end of them. */
-static uint32_t launch_move(struct gather_gpu *g, uint32_t from)
+struct move_part { /* all row heads of one sequence and range of layers: neighbouring jobs */
+    const struct gather_job *jobs;
+    uint32_t job_count, copies, pages;
+    uint64_t at, copies_bytes,
+        bytes; /* in the launch's piece of pinned memory: copies, then places of pages */
+};
+
+struct move_work {
+    const struct move_part *parts;
+    uint8_t *host;
+};
+
+/* Returns the end of its jobs. */
+static uint32_t find_move(const struct gather *all, uint32_t from, struct move_part *ret)
+{
+    const struct gather_job *key = &all->jobs[from];
+    uint32_t end = from;
+    *ret = (struct move_part){.jobs = key, .pages = sequence_pages(key->sequence->committed)};
+    for (; end < all->count && same_launch(&all->jobs[end], key) && all->jobs[end].sequence == key->sequence;
+         end++)
+        ret->copies += job_slots(&all->jobs[end]);
+    ret->job_count = end - from;
+    ret->copies_bytes = (ret->copies * sizeof(struct cuda_copy) + 7) / 8 * 8;
+    ret->bytes = ret->copies_bytes + (uint64_t)(key->end_layer - key->layer) * ret->pages * sizeof(uint64_t);
+    return end;
+}
+
+static void fill_move(void *arg, int index, int thread)
+{
+    (void)thread;
+    const struct move_work *work = arg;
+    const struct move_part *part = &work->parts[index];
+    const struct gather_job *key = part->jobs;
+    struct cuda_copy *copies = (struct cuda_copy *)(work->host + part->at);
+    uint64_t *at = (uint64_t *)(work->host + part->at + part->copies_bytes);
+    for (uint32_t l = 0; l < key->end_layer - key->layer; l++)
+        memcpy(at + (size_t)l * part->pages, key->pages + (size_t)l * key->stride, part->pages * sizeof *at);
+    for (uint32_t i = 0; i < part->job_count; i++) {
+        const struct gather_job *job = &part->jobs[i];
+        const struct elastic_head *h = elastic_head(&job->sequence->elastic, job->group, job->head);
+        for (uint32_t slot = 0; slot < h->used; slot++)
+            *copies++ = (struct cuda_copy){.from = h->position_of[slot], .to = slot, .head = job->head};
+    }
+}
+
+static void launch_move(struct gather_gpu *g, const struct move_part *part, const uint8_t *device)
+{
+    const struct gather_job *key = part->jobs;
+    uint32_t layers = key->end_layer - key->layer;
+    struct cuda_copies c = {.from = pages_view(g, (const uint64_t *)(device + part->at + part->copies_bytes),
+                                               layers, part->pages),
+                            .to = slots_view(g),
+                            .copies = (const struct cuda_copy *)(device + part->at),
+                            .count = part->copies,
+                            .layers = layers,
+                            .row_count = 1,
+                            .heads = g->gather->blocks->layout.row_heads};
+    /* One sequence: row 0 and layer 0 of either table are its own. */
+    c.to.at += ((uint64_t)key->sequence->index * g->layers + key->layer) * g->slabs_max;
+    if (part->copies > 0)
+        device_gpu_writes(g->device, g->device->api->copy_pieces(&c, g->device->stream));
+}
+
+/* Neighbouring jobs of one range of layers, as many sequences as the pinned memory takes: their lists are
+ * filled by all threads. Returns the end of them. */
+static uint32_t launch_moves(struct gather_gpu *g, uint32_t from)
 {
     struct gather *all = g->gather;
-    struct gather_job *key = &all->jobs[from];
-    struct sequence *s = key->sequence;
-    uint32_t end = from, count = 0, layers = key->end_layer - key->layer;
-    for (; end < all->count && same_launch(&all->jobs[end], key) && all->jobs[end].sequence == s; end++)
-        count += job_slots(&all->jobs[end]);
-    send_slabs(g, s, key->layer, key->end_layer);
-    uint32_t pages = sequence_pages(s->committed);
-    uint64_t copies_bytes = (count * sizeof(struct cuda_copy) + 7) / 8 * 8;
-    void *device = NULL;
-    struct cuda_copy *copies =
-        count == 0 ? NULL : device_gpu_take(g->device, copies_bytes + (uint64_t)layers * pages * 8, &device);
-    if (!copies)
-        return end;
-    uint64_t *at = (uint64_t *)((uint8_t *)copies + copies_bytes);
-    for (uint32_t l = 0; l < layers; l++)
-        memcpy(at + (size_t)l * pages, key->pages + (size_t)l * key->stride, pages * sizeof *at);
-    for (uint32_t i = from; i < end; i++) {
-        const struct elastic_head *h = elastic_head(&s->elastic, all->jobs[i].group, all->jobs[i].head);
-        for (uint32_t slot = 0; slot < h->used; slot++)
-            *copies++ =
-                (struct cuda_copy){.from = h->position_of[slot], .to = slot, .head = all->jobs[i].head};
+    struct move_part parts[LIMIT_SEQUENCES];
+    uint32_t count = 0, end = from;
+    uint64_t bytes = 0;
+    while (end < all->count && count < LIMIT_SEQUENCES && same_launch(&all->jobs[end], &all->jobs[from])) {
+        uint32_t next = find_move(all, end, &parts[count]);
+        if (count > 0 && bytes + parts[count].bytes > g->device->buffer_bytes)
+            break;
+        parts[count].at = bytes;
+        bytes += parts[count++].bytes;
+        end = next;
     }
-    struct cuda_copies c = {
-        .from = pages_view(g, (const uint64_t *)((const uint8_t *)device + copies_bytes), layers, pages),
-        .to = slots_view(g),
-        .copies = device,
-        .count = count,
-        .layers = layers,
-        .row_count = 1,
-        .heads = all->blocks->layout.row_heads};
-    /* One sequence: row 0 and layer 0 of either table are its own. */
-    c.to.at += ((uint64_t)s->index * g->layers + key->layer) * g->slabs_max;
-    device_gpu_queued(g->device, g->device->api->copy_pieces(&c, g->device->stream));
+    for (uint32_t i = 0; i < count; i++)
+        send_slabs(g, parts[i].jobs->sequence, parts[i].jobs->layer, parts[i].jobs->end_layer);
+    void *device = NULL;
+    struct move_work work = {parts, bytes ? device_gpu_take(g->device, bytes, &device) : NULL};
+    if (!work.host)
+        return end;
+    pool_run(all->pool, (int)count, fill_move, &work);
+    for (uint32_t i = 0; i < count; i++)
+        launch_move(g, &parts[i], device);
     return end;
 }
 
@@ -477,7 +541,7 @@ void gather_gpu_run(struct gather_gpu *g)
     launch_rows(g);
     for (uint32_t i = 0; i < all->count && !device_gpu_failed(g->device);) {
         if (all->jobs[i].kind == GATHER_MOVE) {
-            i = launch_move(g, i);
+            i = launch_moves(g, i);
             continue;
         }
         if (all->jobs[i].launch == NO_LAUNCH)

@@ -22,7 +22,9 @@ void gather_gpu_run(struct gather_gpu *gpu);
 void gather_gpu_begin(struct gather_gpu *gpu);
 void gather_gpu_layers(struct gather_gpu *gpu);
 
-/* Registers one more chunk of the arena that will be needed soon and has been populated. Whether it did. */
+/* Registers one more stretch of the arena that will be needed soon and has been populated. Whether it did. */
 bool gather_gpu_idle(struct gather_gpu *gpu);
+/* One more stretch of those that hold the first `blocks`, populated or not. Whether it did. */
+bool gather_gpu_reach(struct gather_gpu *gpu, uint32_t blocks);
 
 #endif

@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "base/loop.h"
+#include "base/trace.h"
 #include "kvstore/serve.h"
 #include "kvstore/store_options.h"
 #include "link/daemon.h"
@@ -82,5 +83,6 @@ int main(int argc, char **argv)
     if (r > 0)
         return 0;
     log_init("kvstore", options.daemon.log);
+    trace_open("kvstore");
     return run(&options);
 }

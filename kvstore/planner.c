@@ -16,6 +16,13 @@
 
 #define PIECE_ALIGN 16u /* bytes that the kernels move at a time */
 #define PAGE        4096u
+#define QUIET_NS    (100 * CLOCK_MS) /* without a step: what takes long may be done */
+
+/* Registering: tokens ahead of each sequence, and from when to when after the record of a sparse step. The
+ * decoder launches it and the retriever answers before; few steps take less than the rest. */
+enum { REACH_TOKENS = 256 };
+#define REACH_FROM_NS (2 * CLOCK_MS)
+#define REACH_TO_NS   (4 * CLOCK_MS)
 
 /* ---- life ---- */
 
@@ -99,6 +106,7 @@ void planner_free(struct planner **planner)
         sequence_pending_free(&p->sequences[i].pending);
     gather_free(&p->gather);
     pool_free(&p->pool);
+    mem_free(&p->merge_scratch);
     device_close(&p->device);
     prefix_close(&p->prefix);
     blocks_close(&p->blocks);
@@ -164,6 +172,9 @@ int planner_attach(struct planner *p, uint64_t decoder_epoch, struct err *err)
         return r;
     p->flags = p->control.at;
     tables_init(&p->tables, p->flags);
+    mem_free(&p->merge_scratch);
+    p->merge_scratch = mem_alloc((size_t)p->options.threads * SELECTION_SCRATCH(p->tables.header.list_max),
+                                 sizeof *p->merge_scratch);
     p->params = (struct sequence_params){.layout = &p->layout,
                                          .header_slots = header.slots,
                                          .slabs_max = header.slabs_max,
@@ -550,6 +561,8 @@ void planner_commit(struct planner *p, bool wait)
 {
     struct commit *c = &p->commit;
     struct device_gpu *gpu = p->device.gpu;
+    if (wait)
+        step_write_owed(p);
     if (!c->waits)
         return;
     if (gpu && !device_gpu_passed(gpu, c->ticket)) {
@@ -571,7 +584,9 @@ void planner_raise_rows(struct planner *p, uint32_t run)
     struct control_flag *flag = planner_flag(p, FLAG_ROWS_READY + run);
     if (planner_error(p))
         return; /* nothing is known to be in place */
-    if (p->device.gpu && !device_gpu_idle(p->device.gpu))
+    /* Rows on their way to the arena lie where the decoder writes only in slots and in staging buffers. */
+    bool pages = p->step.kind == STEP_SPARSE && residency_layers(p) == p->layout.layers;
+    if (p->device.gpu && !(pages ? device_gpu_settled(p->device.gpu) : device_gpu_idle(p->device.gpu)))
         device_gpu_raise(p->device.gpu, flag, p->step.step);
     else
         flag_raise(flag, p->step.step);
@@ -590,11 +605,14 @@ const struct err *planner_error(const struct planner *p)
 
 void planner_advance(struct planner *p)
 {
+    int64_t begin_ns = clock_now_ns();
     if (planner_busy(p))
         device_gpu_look(p->device.gpu);
     planner_commit(p, false);
     while (p->attached && !p->broken && !planner_error(p) && step_advance(p))
         continue;
+    if (p->commit.owed && begin_ns - p->step.ended_ns > PLANNER_NEAR_NS)
+        step_write_owed(p);
 }
 
 bool planner_idle(struct planner *p, int64_t now_ns)
@@ -604,9 +622,41 @@ bool planner_idle(struct planner *p, int64_t now_ns)
         if (s->record && !s->attached && s->orphan_until_ns <= now_ns)
             drop_orphan(p, s);
     }
-    if (residency_idle(p) || blocks_populate(&p->blocks))
+    if (residency_idle(p))
         return true;
-    return p->gather.gpu && gather_gpu_idle(p->gather.gpu);
+    if (p->gather.gpu && (p->step.state != STEP_IDLE || now_ns - p->step.seen_ns < QUIET_NS))
+        return false;
+    return blocks_populate(&p->blocks) || (p->gather.gpu && gather_gpu_idle(p->gather.gpu));
+}
+
+/* Blocks that are in use, or will be when every open sequence has its prompt and some tokens more. */
+static uint32_t blocks_wanted(const struct planner *p)
+{
+    uint64_t wanted = p->blocks.present - p->blocks.free_count;
+    for (uint32_t i = 0; i < p->options.sequences; i++) {
+        const struct sequence *s = &p->sequences[i];
+        if (!s->record || !s->attached)
+            continue;
+        uint32_t end = (s->next > s->prompt_tokens ? s->next : s->prompt_tokens) + REACH_TOKENS;
+        uint32_t most = sequence_pages(end < s->capacity ? end : s->capacity);
+        wanted += most > s->blocks ? most - s->blocks : 0;
+    }
+    return wanted < p->blocks.blocks_max ? (uint32_t)wanted : p->blocks.blocks_max;
+}
+
+int64_t planner_reach(struct planner *p, int64_t now_ns)
+{
+    struct step *step = &p->step;
+    bool dense = step->kind == STEP_DENSE;
+    if (!p->gather.gpu || !p->attached || p->broken || planner_error(p) || (!dense && step->reached) ||
+        !(step->state == STEP_WRITTEN || (step->state == STEP_STAGED && dense)))
+        return INT64_MAX;
+    if (!dense && now_ns - step->seen_ns < REACH_FROM_NS)
+        return step->seen_ns + REACH_FROM_NS;
+    step->reached = true;
+    if (!dense && now_ns - step->seen_ns > REACH_TO_NS)
+        return INT64_MAX;
+    return gather_gpu_reach(p->gather.gpu, blocks_wanted(p)) ? 0 : INT64_MAX;
 }
 
 void planner_force(struct planner *p, int32_t runs)

@@ -62,6 +62,8 @@ struct step {
     uint32_t runs_raised;  /* ROWS_READY of runs [0, runs_raised) has been raised */
     uint32_t runs_written; /* dense: staged rows of runs below are back in the arena */
     bool phase_out[2];
+    int64_t seen_ns, ended_ns;           /* when one began last, and ended */
+    bool reached;                        /* planner_reach did its part in this one */
     uint32_t staged_at[LIMIT_SEQUENCES]; /* first staging page of each part */
     struct step_record record;           /* private copy */
 };
@@ -79,8 +81,9 @@ struct residency {
     uint32_t staging_layers;
 };
 
-struct commit { /* rows that are on their way into the arena (GPU) */
-    bool waits;
+struct commit {            /* rows that are on their way into the arena (GPU) */
+    bool owed;             /* they are still to be queued: step_write_owed */
+    bool waits;            /* they are */
     uint32_t ticket, step; /* there when the stream has passed the ticket */
     uint32_t parts;
     struct {
@@ -89,11 +92,14 @@ struct commit { /* rows that are on their way into the arena (GPU) */
     } part[LIMIT_SEQUENCES];
 };
 
+/* On a GPU the next step follows that close at the heels of a sparse one, mostly. */
+#define PLANNER_NEAR_NS (INT64_C(300) * 1000)
+
 struct planner_totals { /* since the start */
     uint64_t steps_dense, steps_sparse, steps_record, sets, sets_refused, opened, refused, closed;
     uint64_t offloads, returns, blocks_evicted, reused_tokens, prompt_tokens, waits_broken;
-    struct kv_counters counters; /* of closed sequences */
-    int64_t plan_ns, gather_ns;
+    struct kv_counters counters;         /* of closed sequences */
+    int64_t plan_ns, gather_ns, move_ns; /* move: of layers out of the device's memory, or back */
 };
 
 struct planner {
@@ -112,6 +118,7 @@ struct planner {
     struct segment control;
     struct control_header *flags; /* of the control segment: for its flags alone */
     struct tables tables;
+    int32_t *merge_scratch; /* [thread][SELECTION_SCRATCH(list_max)] */
     struct sequence_params params;
     struct residency residency;
     struct step step;
@@ -154,6 +161,12 @@ void planner_topk(struct planner *planner, const struct msg *msg);
 void planner_advance(struct planner *planner);
 bool planner_idle(struct planner *planner, int64_t now_ns);
 
+/* While the decoder computes a step: makes one more stretch of the arena that open sequences will soon need
+ * ready for the GPU. Returns when to call it again: 0 at once, else a time; INT64_MAX: nothing is left to do.
+ * It takes some milliseconds, so in a sparse step it is done once, when everything for the step has been done
+ * and its end is not near; planner_idle does no such thing between steps. */
+int64_t planner_reach(struct planner *planner, int64_t now_ns);
+
 /* The flag that the step in flight waits for and that rings no doorbell; NULL when it waits for none. */
 struct control_flag *planner_waits_for(struct planner *planner, uint32_t *ret_step);
 
@@ -181,9 +194,9 @@ void planner_raise_rows(struct planner *planner, uint32_t run);
 void planner_break(struct planner *planner, const char *why);
 void planner_finish_close(struct planner *planner, struct sequence *sequence);
 
-/* Makes a waiting next set known to the tables' side: stages or commits it as far as the step in flight
- * allows. */
-void planner_settle(struct planner *planner, struct sequence *sequence);
+/* Makes the waiting next sets of sequences known to the tables' side: stages or commits them as far as the
+ * step in flight allows. */
+void planner_settle(struct planner *planner, struct sequence *const *sequences, uint32_t count);
 
 /* Adds jobs for loads and fills in layers [layer, end), counting their bytes. */
 void planner_gather_layers(struct planner *planner, struct sequence *sequence, uint32_t layer, uint32_t end);

@@ -24,7 +24,8 @@ void residency_init(struct planner *p, struct control_params *params)
     if (p->options.no_offload)
         return;
     r->staging_layers = p->layout.layers - layout_run_first(&p->layout, r->runs - 1);
-    params->staging_tokens = memory_staging_tokens(&p->layout, p->device.slabs * p->device.slab_bytes);
+    params->staging_tokens =
+        memory_staging_tokens(&p->layout, p->device.slabs * p->device.slab_bytes, params->slots);
     r->staging_pages = params->staging_tokens / BLOCK_TOKENS;
     r->staging_slabs = (uint32_t)memory_staging_slabs(&p->layout, params->staging_tokens);
 }
@@ -253,6 +254,33 @@ static void count_filled(struct planner *p, struct sequence *s, uint32_t group, 
     s->counters.bytes_filled += rows * p->layout.piece_bytes;
 }
 
+struct attach_work {
+    struct planner *planner;
+    uint32_t group;
+};
+
+static void attach_one(void *arg, int index, int thread)
+{
+    (void)thread;
+    const struct attach_work *work = arg;
+    struct sequence *s = &work->planner->sequences[index];
+    struct elastic *e = &s->elastic;
+    if (!uses_slots(s) || e->attached[work->group])
+        return;
+    elastic_attach(e, work->group, s->committed);
+    e->fills.count = e->loads.count = 0; /* they are among the occupied ones */
+}
+
+/* Groups whose first layer goes: slots for what their lists hold. Takes as long as the longest sequence, all
+ * threads share the sequences: a step waits. */
+static void attach_groups(struct planner *p, uint32_t first, uint32_t end)
+{
+    for (uint32_t g = layout_group_of(&p->layout, first); g <= layout_group_of(&p->layout, end - 1); g++) {
+        struct attach_work work = {p, g};
+        pool_run(p->pool, (int)p->options.sequences, attach_one, &work);
+    }
+}
+
 /* Slots of one more layer: what is in the group's other layers, out of this layer's pages. */
 static void offload_layer(struct planner *p, struct sequence *s, uint32_t layer)
 {
@@ -262,10 +290,7 @@ static void offload_layer(struct planner *p, struct sequence *s, uint32_t layer)
         return;
     }
     struct elastic *e = &s->elastic;
-    if (!e->attached[group]) {
-        elastic_attach(e, group, s->committed);
-        e->fills.count = e->loads.count = 0; /* they are among the occupied ones */
-    }
+    CHECK(e->attached[group]);
     count_filled(p, s, group, layer);
     if (s->pages_valid[run] < s->committed) { /* never used by this sequence, or given for want of room */
         uint32_t others = e->fills.count, range[3] = {others, layer, layer + 1};
@@ -308,6 +333,7 @@ static bool slots_fit(const struct planner *p, uint32_t run)
 static void offload_run(struct planner *p, uint32_t run, uint32_t end)
 {
     uint32_t first = layout_run_first(&p->layout, run);
+    attach_groups(p, first, layout_run_first(&p->layout, run + 1));
     if (!slots_fit(p, run))
         for (uint32_t i = 0; i < p->options.sequences; i++)
             for (uint32_t r = end; p->sequences[i].record && r <= run; r++)
@@ -350,6 +376,8 @@ int residency_apply(struct planner *p, uint32_t version)
     if (version - r->version > r->proposed - r->version)
         return -EPROTO;
     uint32_t runs = r->runs_of[version % CONTROL_RESIDENT_RING];
+    int64_t from = clock_now_ns();
+    bool moves = runs != r->resident;
     r->version = version;
     if (runs < r->runs && staging_take(p) < 0)
         return -ENOSPC;
@@ -361,6 +389,7 @@ int residency_apply(struct planner *p, uint32_t version)
     }
     if (runs == r->runs)
         staging_give(p);
+    p->totals.move_ns += moves ? clock_now_ns() - from : 0;
     return 0;
 }
 

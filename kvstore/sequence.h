@@ -24,7 +24,8 @@ struct sequence_draft { /* lists of a step that is to come, written before its r
     uint32_t step, position; /* of that step and of its token */
     uint32_t set_step;       /* of the set */
     uint32_t attached;       /* groups that had slots, a bit each */
-    uint32_t window_end;     /* of the window, positions below are in the lists */
+    uint32_t window_end;     /* of the window, positions below are in the lists of groups with slots */
+    uint64_t listed;         /* entries of all lists of groups without, which are whole */
 };
 
 struct sequence {
@@ -57,9 +58,9 @@ struct sequence {
     uint32_t slabs_max, slots, slot_slabs;   /* slot_slabs: of one layer */
     uint32_t pages_written[2][LIMIT_LAYERS]; /* valid entries of the tables, per parity */
     bool slabs_written[2][LIMIT_LAYERS];
-    struct sequence_draft draft[2]; /* per parity */
-    uint32_t drafts_used;           /* steps whose lists were there before their record */
-    bool slabs_sent[LIMIT_LAYERS];  /* to the GPU */
+    struct sequence_draft draft[2][2]; /* [parity][phase] */
+    uint32_t drafts_used;              /* steps whose lists were there before their record */
+    bool slabs_sent[LIMIT_LAYERS];     /* to the GPU */
 
     struct elastic elastic; /* with budget 0: never used */
     struct sequence_topk *pending;

@@ -1,5 +1,5 @@
 /* Sockets of the store; see serve.h. Owner of everything in here: the loop thread. It must never touch the
- * planner while its thread runs: commands and answers go through worker.h.
+ * planner while its thread runs: commands and answers go through store_worker.h.
  *
  * The planner's thread starts with the daemon and opens the GPU; the planner is made when the first decoder
  * says HELLO, since the layout comes with it. A decoder's life is that of its connection for descriptors:
@@ -19,8 +19,9 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/trace.h"
 #include "kvstore/status.h"
-#include "kvstore/worker.h"
+#include "kvstore/store_worker.h"
 #include "link/fdpass.h"
 #include "link/runtime.h"
 #include "link/unix_socket.h"
@@ -44,7 +45,7 @@ struct serve {
     int listen_fd, arena_fd;
     struct unix_socket_file listen_file;
     struct connection connections[CONNECTIONS_MAX];
-    struct worker *worker;
+    struct store_worker *worker;
     const struct planner *planner; /* the worker's; NULL before the first decoder */
     struct kv_layout layout;       /* valid with the planner */
     uint64_t decoder_epoch;        /* greeted; 0: none */
@@ -54,7 +55,7 @@ struct serve {
     struct hash128 tokenizer[2]; /* of decoder and retriever */
     bool draining;
     const char *state;
-    struct worker_stats stats; /* last snapshot, for status */
+    struct store_worker_stats stats; /* last snapshot, for status */
 };
 
 static void set_state(struct serve *s, const char *state)
@@ -67,7 +68,7 @@ static void set_state(struct serve *s, const char *state)
 
 static void stop_planner(struct serve *s)
 {
-    worker_unmake(s->worker);
+    store_worker_unmake(s->worker);
     s->planner = NULL;
     s->hello.has_layout = false;
     bus_set_hello(s->bus, &s->hello);
@@ -92,7 +93,7 @@ static int make_planner(struct serve *s, const struct kv_layout *layout, struct 
 {
     int r = -ENOENT;
     if (s->arena_fd >= 0) {
-        r = worker_make(s->worker, layout, s->arena_fd, err);
+        r = store_worker_make(s->worker, layout, s->arena_fd, err);
         if (r < 0) {
             log_warn("the inherited arena is dropped: %s", err->text);
             close(s->arena_fd);
@@ -102,10 +103,10 @@ static int make_planner(struct serve *s, const struct kv_layout *layout, struct 
         s->arena_fd = -1;
     }
     if (r < 0)
-        r = worker_make(s->worker, layout, -1, err);
+        r = store_worker_make(s->worker, layout, -1, err);
     if (r < 0)
         return r;
-    s->planner = worker_planner(s->worker);
+    s->planner = store_worker_planner(s->worker);
     s->layout = *layout;
     s->hello.has_layout = true;
     s->hello.layout = *layout;
@@ -120,14 +121,14 @@ static int make_planner(struct serve *s, const struct kv_layout *layout, struct 
     return 0;
 }
 
-static void command(struct serve *s, enum worker_command_kind kind, uint64_t epoch)
+static void command(struct serve *s, enum store_worker_command_kind kind, uint64_t epoch)
 {
-    struct worker_command *c = mem_alloc(1, sizeof *c);
+    struct store_worker_command *c = mem_alloc(1, sizeof *c);
     c->kind = kind;
     c->epoch = epoch;
-    if (worker_put(s->worker, c) == 0)
+    if (store_worker_put(s->worker, c) == 0)
         return;
-    worker_command_free(c);
+    store_worker_command_free(c);
     log_error("the planner takes no commands any more");
     loop_stop(s->loop, 1);
 }
@@ -142,7 +143,7 @@ static void drop_connection(struct serve *s, struct connection *c)
         log_info("decoder gone pid=%d epoch=%016llx", (int)c->pid, (unsigned long long)c->epoch);
         s->decoder = NULL;
         s->decoder_epoch = 0;
-        command(s, WORKER_DETACH, 0);
+        command(s, STORE_WORKER_DETACH, 0);
         set_state(s, "waiting for a decoder");
     }
     *c = (struct connection){.serve = s, .fd = -1};
@@ -164,7 +165,7 @@ static void answer_ask(struct serve *s, struct connection *c, const struct fdpas
         return;
     }
     s->decoder = c;
-    command(s, WORKER_ATTACH, c->epoch);
+    command(s, STORE_WORKER_ATTACH, c->epoch);
 }
 
 static void on_connection(void *arg, uint32_t events)
@@ -215,7 +216,7 @@ static void on_listen(void *arg, uint32_t events)
 
 /* ---- answers of the planner ---- */
 
-static void on_attached(struct serve *s, struct worker_answer *a)
+static void on_attached(struct serve *s, struct store_worker_answer *a)
 {
     if (!s->decoder || s->decoder->epoch != a->epoch)
         return; /* it has gone meanwhile; its DETACH is on the way */
@@ -235,28 +236,28 @@ static void on_attached(struct serve *s, struct worker_answer *a)
     set_state(s, "serving");
 }
 
-static void on_answer(struct serve *s, struct worker_answer *a)
+static void on_answer(struct serve *s, struct store_worker_answer *a)
 {
     struct bus_peer *peer;
     switch (a->kind) {
-    case WORKER_REPLY:
+    case STORE_WORKER_REPLY:
         bus_reply(s->server, &a->peer,
                   &a->msg); /* a full queue is counted by the bus; the asker has a deadline */
         break;
-    case WORKER_TO_ROLE:
+    case STORE_WORKER_TO_ROLE:
         peer = bus_find_role(s->server, a->role);
         if (peer)
             bus_reply(s->server, peer, &a->msg);
         break;
-    case WORKER_ATTACHED:
+    case STORE_WORKER_ATTACHED:
         on_attached(s, a);
         break;
-    case WORKER_BROKEN:
+    case STORE_WORKER_BROKEN:
         log_error("decoder: %s", a->error.text);
         if (s->decoder && s->decoder->epoch == a->epoch)
             drop_connection(s, s->decoder);
         break;
-    case WORKER_FAILED:
+    case STORE_WORKER_FAILED:
         log_error("%s", a->error.text);
         loop_stop(s->loop, 1);
         break;
@@ -269,7 +270,7 @@ static void drain_if_done(struct serve *s)
         return;
     bool live = false;
     if (s->planner) {
-        worker_stats(s->worker, &s->stats);
+        store_worker_stats(s->worker, &s->stats);
         for (uint32_t i = 0; i < s->stats.live_count; i++)
             live |= s->stats.sequences[i].attached;
     }
@@ -281,10 +282,10 @@ static void on_answers(void *arg, uint32_t events)
 {
     (void)events;
     struct serve *s = arg;
-    struct worker_answer *a;
-    while ((a = worker_take(s->worker))) {
+    struct store_worker_answer *a;
+    while ((a = store_worker_take(s->worker))) {
         on_answer(s, a);
-        worker_answer_free(a);
+        store_worker_answer_free(a);
     }
     drain_if_done(s);
 }
@@ -447,12 +448,14 @@ static void on_message(void *arg, struct bus_peer *peer, struct msg *msg)
         }
         return; /* nobody has sequences yet */
     }
-    struct worker_command *c = mem_alloc(1, sizeof *c);
-    *c = (struct worker_command){.kind = WORKER_MESSAGE, .peer = *peer, .msg = *msg};
+    if (msg->kind == MSG_TOPK)
+        trace(TRACE_TOPK, (uint32_t)msg->id);
+    struct store_worker_command *c = mem_alloc(1, sizeof *c);
+    *c = (struct store_worker_command){.kind = STORE_WORKER_MESSAGE, .peer = *peer, .msg = *msg};
     msg->memory = NULL;
-    if (worker_put(s->worker, c) < 0) {
+    if (store_worker_put(s->worker, c) < 0) {
         refuse_message(s, peer, msg, -EAGAIN, "the planner's queue is full");
-        worker_command_free(c);
+        store_worker_command_free(c);
     }
 }
 
@@ -470,10 +473,10 @@ static char *on_status(void *arg)
     struct status_source source = {
         .options = &s->options.planner, .bus = bus_counters(s->bus), .state = s->state, .layout = &s->layout};
     if (s->planner) {
-        worker_stats(s->worker, &s->stats);
+        store_worker_stats(s->worker, &s->stats);
         source.stats = &s->stats;
     }
-    return status_json(&source);
+    return status_of_store(&source);
 }
 
 /* ---- life ---- */
@@ -490,13 +493,13 @@ int serve_create(struct serve **ret, struct loop *loop, const struct store_optio
         (struct msg_hello){.role = ROLE_KVSTORE, .version_min = MSG_VERSION_MIN, .pid = (uint32_t)getpid()};
     snprintf(s->hello.build, sizeof s->hello.build, "%s", SPECONTEXT_VERSION);
     const char *device = options->device ? options->device : "cpu";
-    int r = worker_start(&s->worker, &options->planner, device, err);
+    int r = store_worker_start(&s->worker, &options->planner, device, err);
     if (r < 0) {
         serve_free(&s);
         return r;
     }
-    loop_add_fd(loop, worker_fd(s->worker), EPOLLIN, on_answers, s);
-    snprintf(s->hello.device, sizeof s->hello.device, "%s", worker_device(s->worker));
+    loop_add_fd(loop, store_worker_fd(s->worker), EPOLLIN, on_answers, s);
+    snprintf(s->hello.device, sizeof s->hello.device, "%s", store_worker_device(s->worker));
     s->bus = bus_create(loop, &s->hello);
     char path[RUNTIME_PATH_MAX];
     r = runtime_path(options->daemon.runtime, "kvstore.fd", path, err);
@@ -539,8 +542,8 @@ void serve_free(struct serve **serve)
         close(s->listen_fd);
     }
     if (s->worker)
-        loop_remove_fd(s->loop, worker_fd(s->worker));
-    worker_stop(&s->worker);
+        loop_remove_fd(s->loop, store_worker_fd(s->worker));
+    store_worker_stop(&s->worker);
     if (s->arena_fd >= 0)
         close(s->arena_fd);
     bus_free(&s->bus);

@@ -1,11 +1,13 @@
 /* Selections as they arrive: whose they are, when they may be used, and the rows that they ask for. Owner:
  * the planner thread; merges run on its pool, one sequence a body. */
 #include <errno.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "base/alloc.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/trace.h"
 #include "kvstore/planner.h"
 #include "kvstore/residency.h"
 #include "kvstore/step.h"
@@ -31,22 +33,36 @@ void planner_gather_done(struct planner *p, struct sequence *s)
     e->loads.count = e->fills.count = 0;
 }
 
-/* Gathers all loads and fills of a sequence in all offloaded layers and counts them. */
-static void gather_all(struct planner *p, struct sequence *s)
+/* Gathers all loads and fills of the sequences in all offloaded layers and counts them. */
+static void gather_all(struct planner *p, struct sequence *const *all, uint32_t count)
 {
-    if (s->elastic.loads.count + s->elastic.fills.count == 0)
-        return;
+    uint64_t rows = 0;
     int64_t from = clock_now_ns();
-    planner_gather_layers(p, s, residency_layers(p), p->layout.layers);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t own = all[i]->elastic.loads.count + all[i]->elastic.fills.count;
+        if (own)
+            planner_gather_layers(p, all[i], residency_layers(p), p->layout.layers);
+        rows += own;
+    }
+    if (!rows)
+        return;
     gather_run(&p->gather);
-    planner_gather_done(p, s);
+    for (uint32_t i = 0; i < count; i++)
+        planner_gather_done(p, all[i]);
     p->totals.gather_ns += clock_now_ns() - from;
 }
 
 struct arrival { /* one entry of a TOPK */
     struct sequence *sequence;
     struct elastic_set set;
-    int result;
+    int result;                          /* 1: not looked at yet */
+    const uint32_t *group[LIMIT_GROUPS]; /* where positions of a group begin */
+    atomic_bool wrong;                   /* some list is */
+};
+
+struct merge_work {
+    struct planner *planner;
+    struct arrival *arrivals;
 };
 
 static void refuse(struct planner *p, uint64_t sequence, uint32_t step)
@@ -80,12 +96,27 @@ static void put_aside(const struct planner *p, struct sequence *s, const struct 
     s->pending = pending;
 }
 
+/* A sparse step in flight whose tables need the set before no more: they are made, or are to be made of the
+ * next one. */
+static bool wants_next(const struct step *step)
+{
+    bool late =
+        step->selection == SELECTION_CURRENT || (step->selection == SELECTION_MIXED && step->phase_out[0]);
+    return step->state != STEP_IDLE && step->kind == STEP_SPARSE && (step->phase_out[1] || late);
+}
+
+/* Whether the step in flight reads the sequence's set: without slots only its tables do. */
+static bool is_read(const struct planner *p, const struct sequence *s)
+{
+    return s->in_step && !(wants_next(&p->step) && elastic_has_no_slots(&s->elastic));
+}
+
 /* Whether the next set may replace the one in use: no step reads it, and none that is to come will ask for
  * it. */
-static bool may_commit(const struct sequence *s)
+static bool may_commit(const struct planner *p, const struct sequence *s)
 {
     const struct elastic *e = &s->elastic;
-    return !s->in_step && e->next_position < s->next && e->next_limit <= s->committed;
+    return !is_read(p, s) && e->next_position < s->next && e->next_limit <= s->committed;
 }
 
 static void receive_pending(struct planner *p, struct sequence *s)
@@ -97,29 +128,83 @@ static void receive_pending(struct planner *p, struct sequence *s)
     sequence_pending_free(&pending);
 }
 
-void planner_settle(struct planner *p, struct sequence *s)
+struct settle_work {
+    struct planner *planner;
+    struct sequence *ready[LIMIT_SEQUENCES];
+    uint32_t count;
+};
+
+/* A set that waits and may be used, or may be given slots. (Where nothing is kept, none are.) */
+static bool may_settle(const struct planner *p, const struct sequence *s)
 {
-    struct elastic *e = &s->elastic;
-    for (;;) {
-        if (e->next == ELASTIC_NONE && s->pending)
-            receive_pending(p, s);
-        if (e->next == ELASTIC_NONE || !may_commit(s))
-            break;
-        elastic_commit(e, &s->counters);
-        gather_all(p, s);
-    }
-    if (e->next == ELASTIC_RECEIVED && e->next_limit <= s->committed) {
-        elastic_stage(e);
-        gather_all(p, s);
-    }
+    const struct elastic *e = &s->elastic;
+    if (e->next == ELASTIC_NONE)
+        return false;
+    return may_commit(p, s) || (e->next == ELASTIC_RECEIVED && !e->reload && e->next_limit <= s->committed);
 }
 
-static void receive_one(void *arg, int index, int thread)
+static void settle_one(void *arg, int index, int thread)
 {
     (void)thread;
-    struct arrival *a = (struct arrival *)arg + index;
-    if (a->sequence && a->sequence->elastic.next == ELASTIC_NONE && !a->sequence->pending)
-        a->result = elastic_receive(&a->sequence->elastic, &a->set);
+    const struct settle_work *work = arg;
+    struct sequence *s = work->ready[index];
+    if (may_commit(work->planner, s))
+        elastic_commit(&s->elastic, &s->counters);
+    else
+        elastic_stage(&s->elastic);
+}
+
+void planner_settle(struct planner *p, struct sequence *const *all, uint32_t count)
+{
+    struct settle_work work = {.planner = p};
+    CHECK(count <= LIMIT_SEQUENCES);
+    do {
+        work.count = 0;
+        for (uint32_t i = 0; i < count; i++) {
+            if (all[i]->elastic.next == ELASTIC_NONE && all[i]->pending)
+                receive_pending(p, all[i]);
+            if (may_settle(p, all[i]))
+                work.ready[work.count++] = all[i];
+        }
+        pool_run(p->pool, (int)work.count, settle_one, &work);
+        gather_all(p, work.ready, work.count);
+    } while (work.count);
+}
+
+/* One list of one entry. */
+static void merge_one(void *arg, int index, int thread)
+{
+    const struct merge_work *work = arg;
+    struct planner *p = work->planner;
+    uint32_t heads = p->layout.selection_heads, lists = p->layout.groups * heads;
+    uint32_t list = (uint32_t)index % lists;
+    struct arrival *a = &work->arrivals[(uint32_t)index / lists];
+    if (a->result != 0)
+        return;
+    const uint32_t *positions = a->group[list / heads];
+    for (uint32_t l = list / heads * heads; l < list; l++)
+        positions += (uint64_t)a->set.counts[2ull * l] + a->set.counts[2ull * l + 1];
+    int32_t *scratch =
+        p->merge_scratch + (size_t)thread * SELECTION_SCRATCH((size_t)p->tables.header.list_max);
+    if (!elastic_merge(&a->sequence->elastic, &a->set, list, positions, scratch))
+        atomic_store(&a->wrong, true);
+}
+
+/* Sets of sequences that have no other one waiting are checked and merged. */
+static void receive(struct planner *p, struct arrival *arrivals, uint32_t count)
+{
+    struct merge_work work = {p, arrivals};
+    for (uint32_t i = 0; i < count; i++) {
+        struct arrival *a = &arrivals[i];
+        if (a->sequence && a->sequence->elastic.next == ELASTIC_NONE && !a->sequence->pending)
+            a->result = elastic_check(&a->sequence->elastic, &a->set);
+    }
+    pool_run(p->pool, (int)(count * p->layout.groups * p->layout.selection_heads), merge_one, &work);
+    for (uint32_t i = 0; i < count; i++)
+        if (arrivals[i].result == 0 && arrivals[i].wrong)
+            arrivals[i].result = -EINVAL;
+        else if (arrivals[i].result == 0)
+            elastic_received(&arrivals[i].sequence->elastic, &arrivals[i].set);
 }
 
 /* The sequence that an entry names, if its sender may speak of it. */
@@ -154,8 +239,11 @@ static void split(struct planner *p, const struct msg *msg, struct arrival *arri
         for (uint32_t j = 0; j < i; j++)
             if (arrivals[j].sequence == a->sequence)
                 a->sequence = NULL;
-        positions += set_positions(p, &a->set);
-        counts += 2ull * lists;
+        for (uint32_t l = 0; l < lists; l++, counts += 2) {
+            if (l % p->layout.selection_heads == 0)
+                a->group[l / p->layout.selection_heads] = positions;
+            positions += (uint64_t)counts[0] + counts[1];
+        }
     }
 }
 
@@ -177,6 +265,36 @@ static bool step_ahead(const struct planner *p, const struct sequence *s, uint32
     return true;
 }
 
+/* The same for a step in flight that waits for sets made from its own tokens, and has this one's. Only
+ * without slots: those move when the set is put to use. */
+static bool step_waits(const struct planner *p, const struct sequence *s, uint32_t *ret_step,
+                       uint32_t *ret_position)
+{
+    const struct step *step = &p->step;
+    const struct elastic *e = &s->elastic;
+    if (!s->in_step || step->state != STEP_SETS || step->phase_out[1] || !wants_next(step) ||
+        !elastic_has_no_slots(e) || e->next != ELASTIC_NONE || !e->has || e->position + 1 != s->next)
+        return false;
+    *ret_step = step->step;
+    *ret_position = e->position;
+    return true;
+}
+
+/* The step after one under `mixed`, whose early layers use what the late ones use now. Only without slots. */
+static bool early_ahead(const struct planner *p, const struct sequence *s, uint32_t *ret_step,
+                        uint32_t *ret_position)
+{
+    const struct step *step = &p->step;
+    const struct elastic *e = &s->elastic;
+    if (step->state == STEP_IDLE || step->kind != STEP_SPARSE || step->selection != SELECTION_MIXED ||
+        s->failed || s->closing || !elastic_has_no_slots(e) || e->next != ELASTIC_NONE || !e->has ||
+        e->position + 1 != s->next || s->next >= s->capacity)
+        return false;
+    *ret_step = step->step + 1;
+    *ret_position = s->next;
+    return true;
+}
+
 struct draft_work {
     struct planner *planner;
     struct arrival *arrivals;
@@ -186,15 +304,19 @@ static void draft_one(void *arg, int index, int thread)
 {
     (void)thread;
     const struct draft_work *work = arg;
+    struct planner *p = work->planner;
     struct sequence *s = work->arrivals[index].sequence;
     uint32_t step, position;
-    if (s && step_ahead(work->planner, s, &step, &position))
-        tables_draft(&work->planner->tables, step, s, position);
+    if (s && (step_ahead(p, s, &step, &position) || step_waits(p, s, &step, &position)))
+        tables_draft(&p->tables, step, 1, s, position);
+    if (s && early_ahead(p, s, &step, &position))
+        tables_draft(&p->tables, step, 0, s, position);
 }
 
 void planner_topk(struct planner *p, const struct msg *msg)
 {
     const struct msg_topk *t = &msg->topk;
+    trace(TRACE_TOPK_TAKEN, (uint32_t)msg->id);
     planner_advance(
         p); /* what these sets were made from may rest on flags that are raised but not seen yet */
     if (t->groups != p->layout.groups || t->selection_heads != p->layout.selection_heads ||
@@ -205,7 +327,8 @@ void planner_topk(struct planner *p, const struct msg *msg)
     struct arrival arrivals[LIMIT_SEQUENCES];
     split(p, msg, arrivals);
     int64_t from = clock_now_ns();
-    pool_run(p->pool, (int)t->entry_count, receive_one, arrivals);
+    receive(p, arrivals, t->entry_count);
+    trace(TRACE_CHECKED, (uint32_t)msg->id);
     p->totals.plan_ns += clock_now_ns() - from;
     for (uint32_t i = 0; i < t->entry_count; i++) {
         struct arrival *a = &arrivals[i];
@@ -216,14 +339,18 @@ void planner_topk(struct planner *p, const struct msg *msg)
             put_aside(p, a->sequence, &a->set);
     }
     planner_advance(p); /* a step that waited for just this goes first */
+    struct sequence *arrived[LIMIT_SEQUENCES];
+    uint32_t count = 0;
     for (uint32_t i = 0; i < t->entry_count; i++)
         if (arrivals[i].sequence && arrivals[i].sequence->record == NULL)
             arrivals[i].sequence = NULL; /* closed by what advanced */
         else if (arrivals[i].sequence)
-            planner_settle(p, arrivals[i].sequence);
+            arrived[count++] = arrivals[i].sequence;
+    planner_settle(p, arrived, count);
     struct draft_work work = {p, arrivals};
     from = clock_now_ns();
     if (!p->broken)
         pool_run(p->pool, (int)t->entry_count, draft_one, &work);
     p->totals.plan_ns += clock_now_ns() - from;
+    trace(TRACE_DRAFTED, (uint32_t)msg->id);
 }

@@ -17,7 +17,7 @@ static void put_layout(json_t *root, const struct kv_layout *l)
     figures_count(o, "context", l->context_max);
 }
 
-static void put_memory(json_t *root, const struct worker_stats *s)
+static void put_memory(json_t *root, const struct store_worker_stats *s)
 {
     json_t *o = figures_section(root, "device");
     figures_count(o, "bytes", s->device_bytes);
@@ -42,7 +42,7 @@ static void put_memory(json_t *root, const struct worker_stats *s)
     figures_count(root, "control_bytes", s->control_bytes);
 }
 
-static void put_gpu(json_t *root, const struct worker_gpu *g)
+static void put_gpu(json_t *root, const struct store_worker_gpu *g)
 {
     if (!g->device)
         return;
@@ -95,14 +95,15 @@ static void put_totals(json_t *root, const struct planner_totals *t)
     figures_count(o, "reused_tokens", t->reused_tokens);
     figures_count(o, "plan_us", (uint64_t)(t->plan_ns / 1000));
     figures_count(o, "gather_us", (uint64_t)(t->gather_ns / 1000));
+    figures_count(o, "move_us", (uint64_t)(t->move_ns / 1000));
     figures_count(o, "waits_broken", t->waits_broken);
 }
 
-static void put_sequences(json_t *root, const struct worker_stats *s)
+static void put_sequences(json_t *root, const struct store_worker_stats *s)
 {
     json_t *list = figures_list(root, "sequences");
     for (uint32_t i = 0; i < s->live_count; i++) {
-        const struct worker_sequence *q = &s->sequences[i];
+        const struct store_worker_sequence *q = &s->sequences[i];
         json_t *o = figures_item(list);
         figures_count(o, "id", q->id);
         figures_count(o, "index", q->index);
@@ -115,7 +116,7 @@ static void put_sequences(json_t *root, const struct worker_stats *s)
     }
 }
 
-static void put_stats(json_t *root, const struct worker_stats *s)
+static void put_stats(json_t *root, const struct store_worker_stats *s)
 {
     static const char *const STATES[] = {[STEP_IDLE] = "idle",
                                          [STEP_SETS] = "waits for a selection",
@@ -139,7 +140,7 @@ static void put_stats(json_t *root, const struct worker_stats *s)
     put_sequences(root, s);
 }
 
-char *status_json(const struct status_source *source)
+char *status_of_store(const struct status_source *source)
 {
     json_t *root = json_object();
     figures_text(root, "part", "kvstore");

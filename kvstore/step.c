@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/trace.h"
 #include "kvstore/residency.h"
 #include "link/flag.h"
 
@@ -93,6 +94,7 @@ static void step_end(struct planner *p)
         if (step->part[i].sequence)
             step->part[i].sequence->in_step = false;
     step->state = STEP_IDLE;
+    step->ended_ns = clock_now_ns();
     step->step++;
 }
 
@@ -336,14 +338,30 @@ static void count_sparse(struct planner *p)
     }
 }
 
+static bool all_drafted(const struct step *step, uint32_t phase)
+{
+    for (uint32_t i = 0; i < step->parts; i++) {
+        const struct step_part *part = &step->part[i];
+        if (part->sequence && !tables_are_drafted(part->sequence, step->step, phase, part->position))
+            return false;
+    }
+    return true;
+}
+
 static void phase_publish(struct planner *p, uint32_t phase)
 {
     struct step *step = &p->step;
     struct phase_work work = {p, phase};
     int64_t from = clock_now_ns();
-    pool_run(p->pool, (int)step->parts, prepare_part, &work);
+    if (all_drafted(step, phase)) /* then each takes less time than a thread to wake up */
+        for (uint32_t i = 0; i < step->parts; i++)
+            prepare_part(&work, (int)i, 0);
+    else
+        pool_run(p->pool, (int)step->parts, prepare_part, &work);
     step->phase_out[phase] = true;
     flag_raise(planner_flag(p, phase ? FLAG_TABLES_LATE : FLAG_TABLES_EARLY), step->step);
+    trace(phase ? TRACE_TABLES_LATE : TRACE_TABLES_EARLY, step->step);
+    step_write_owed(p);
     p->totals.plan_ns += clock_now_ns() - from;
     if (phase == 0) {
         uint32_t early = 0;
@@ -369,6 +387,19 @@ static bool sets_at_hand(const struct step *step, uint32_t phase)
     return true;
 }
 
+/* Next sets of the step's sequences that may be settled now. */
+static void settle_parts(struct planner *p)
+{
+    struct sequence *all[LIMIT_SEQUENCES];
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < p->step.parts; i++) {
+        struct sequence *s = p->step.part[i].sequence;
+        if (s && s->record && s->budget && !s->closing)
+            all[count++] = s;
+    }
+    planner_settle(p, all, count);
+}
+
 static bool sets_advance(struct planner *p)
 {
     struct step *step = &p->step;
@@ -379,10 +410,8 @@ static bool sets_advance(struct planner *p)
         if (!sets_at_hand(step, phase))
             return moved;
         phase_publish(p, phase);
-        for (uint32_t i = 0; i < step->parts && phase == 0; i++)
-            if (step->part[i].sequence)
-                planner_settle(
-                    p, step->part[i].sequence); /* the late set may have waited behind the early one */
+        if (phase == 0) /* the late set may have waited behind the early one */
+            settle_parts(p);
         moved = true;
     }
     return moved;
@@ -422,6 +451,9 @@ static bool begin(struct planner *p)
     struct step *step = &p->step;
     if (!flag_reached(planner_flag(p, FLAG_STEP_POSTED), step->step))
         return false;
+    trace(TRACE_SEEN, step->step);
+    step->seen_ns = clock_now_ns();
+    step->reached = false;
     struct step_record *r = &step->record;
     const struct step_record *shared =
         (const struct step_record *)((const uint8_t *)p->flags + p->tables.header.steps_at) +
@@ -436,6 +468,8 @@ static bool begin(struct planner *p)
     step->early_layers = r->early_layers;
     step->runs_raised = 0;
     step->phase_out[0] = step->phase_out[1] = false;
+    if (r->kind != STEP_SPARSE || r->resident_version != p->residency.version)
+        step_write_owed(p);
     int status = r->kind == STEP_RECORD ? 0 : residency_apply(p, r->resident_version);
     if (status == -EPROTO) {
         planner_break(p, "a step record names a resident set that was not proposed");
@@ -464,27 +498,51 @@ static bool begin(struct planner *p)
     return true;
 }
 
-static void write_back(struct planner *p, struct step_part *part)
+/* The rows of positions [first, end) from where the step that is over wrote them. */
+static void write_back(struct planner *p, struct sequence *s, uint32_t first, uint32_t end, bool sparse)
 {
-    struct sequence *s = part->sequence;
-    uint32_t resident = residency_layers(p), end = part->position + part->count;
+    uint32_t resident = residency_layers(p);
     struct gather_job job = {.kind = GATHER_BACK_PAGES,
                              .layer = 0,
                              .end_layer = resident,
-                             .first = part->position,
+                             .first = first,
                              .end = end,
                              .sequence = s,
                              .pages = s->pages,
                              .stride = s->pages_max};
     gather_pages(&p->gather, &job);
     uint32_t layers = resident;
-    if (p->step.kind == STEP_SPARSE && resident < p->layout.layers) {
+    if (sparse && resident < p->layout.layers) {
         job.kind = GATHER_BACK_SLOTS;
         job.layer = resident;
         job.end_layer = layers = p->layout.layers;
         gather_add(&p->gather, &job);
     }
-    s->counters.bytes_written += (uint64_t)part->count * p->layout.row_heads * layers * p->layout.piece_bytes;
+    s->counters.bytes_written +=
+        (uint64_t)(end - first) * p->layout.row_heads * layers * p->layout.piece_bytes;
+}
+
+/* What was queued is on its way. */
+static void commit_waits(struct planner *p)
+{
+    struct commit *commit = &p->commit;
+    commit->ticket = p->device.gpu ? device_gpu_ticket(p->device.gpu) : 0;
+    commit->waits = true;
+    planner_commit(p, false);
+    trace(TRACE_WRITE_BACK, commit->step);
+}
+
+void step_write_owed(struct planner *p)
+{
+    struct commit *commit = &p->commit;
+    if (!commit->owed)
+        return;
+    commit->owed = false;
+    for (uint32_t i = 0; i < commit->parts; i++) /* sparse: a token each */
+        write_back(p, commit->part[i].sequence, commit->part[i].end - 1, commit->part[i].end, true);
+    gather_run(&p->gather);
+    if (!planner_error(p))
+        commit_waits(p);
 }
 
 static bool written(struct planner *p)
@@ -492,13 +550,18 @@ static bool written(struct planner *p)
     struct step *step = &p->step;
     if (!flag_reached(planner_flag(p, FLAG_KV_WRITTEN), step->step))
         return false;
-    for (uint32_t i = 0; i < step->parts; i++)
-        if (step->part[i].sequence)
-            write_back(p, &step->part[i]);
+    trace(TRACE_WRITTEN, step->step);
     planner_commit(p, true); /* of the step before: long there, mostly */
+    bool sparse = step->kind == STEP_SPARSE;
+    bool later = p->device.gpu && sparse && residency_layers(p) == p->layout.layers;
+    for (uint32_t i = 0; i < step->parts && !later; i++) {
+        const struct step_part *part = &step->part[i];
+        if (part->sequence)
+            write_back(p, part->sequence, part->position, part->position + part->count, sparse);
+    }
     gather_run(&p->gather);
     struct commit *commit = &p->commit;
-    *commit = (struct commit){.step = step->step};
+    *commit = (struct commit){.step = step->step, .owed = later};
     for (uint32_t i = 0; i < step->parts; i++) {
         struct sequence *s = step->part[i].sequence;
         if (!s)
@@ -511,23 +574,31 @@ static bool written(struct planner *p)
     }
     if (planner_error(p))
         return false;
-    commit->ticket = p->device.gpu ? device_gpu_ticket(p->device.gpu) : 0;
-    commit->waits = true;
-    planner_commit(p, false);
+    if (!later)
+        commit_waits(p);
     step->state = STEP_CONSUMED;
     return true;
 }
 
-static void pay_debts(struct planner *p, struct sequence *s)
+static void pay_debts(struct planner *p)
 {
-    if (s->debt_layers == 0)
-        return;
-    uint32_t range[3] = {s->debts, residency_layers(p), s->debt_layers};
-    s->counters.bytes_loaded += gather_rows(&p->gather, s, &s->elastic.loads, range);
+    struct step *step = &p->step;
+    for (uint32_t i = 0; i < step->parts; i++) {
+        struct sequence *s = step->part[i].sequence;
+        if (!s || s->debt_layers == 0)
+            continue;
+        uint32_t range[3] = {s->debts, residency_layers(p), s->debt_layers};
+        s->counters.bytes_loaded += gather_rows(&p->gather, s, &s->elastic.loads, range);
+    }
     gather_run(&p->gather);
-    s->debt_layers = 0;
-    planner_gather_done(p, s);
-    s->loaded = 0; /* they are in the count of the step that is over */
+    for (uint32_t i = 0; i < step->parts; i++) {
+        struct sequence *s = step->part[i].sequence;
+        if (!s || s->debt_layers == 0)
+            continue;
+        s->debt_layers = 0;
+        planner_gather_done(p, s);
+        s->loaded = 0; /* they are in the count of the step that is over */
+    }
 }
 
 static bool consumed(struct planner *p)
@@ -536,19 +607,19 @@ static bool consumed(struct planner *p)
     if (!flag_reached(planner_flag(p, FLAG_STEP_CONSUMED), step->step))
         return false;
     step_end(p);
+    pay_debts(p);
     for (uint32_t i = 0; i < step->parts; i++) {
-        struct sequence *s = step->part[i].sequence;
-        if (step->part[i].leaving)
-            planner_finish_close(p, step->part[i].leaving);
-        if (!s)
+        struct step_part *part = &step->part[i];
+        if (part->leaving)
+            planner_finish_close(p, part->leaving);
+        if (!part->sequence || !part->sequence->closing)
             continue;
-        pay_debts(p, s);
-        if (s->closing)
-            planner_finish_close(p, s);
-        else if (s->budget)
-            planner_settle(p, s);
+        planner_finish_close(p, part->sequence);
+        part->sequence = NULL;
     }
+    settle_parts(p);
     residency_review(p);
+    trace(TRACE_CONSUMED, step->step - 1);
     return true;
 }
 

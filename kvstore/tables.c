@@ -124,42 +124,55 @@ static bool all_staged(const struct elastic *e)
     return true;
 }
 
-void tables_draft(struct tables *t, uint32_t step, struct sequence *s, uint32_t position)
+void tables_draft(struct tables *t, uint32_t step, uint32_t phase, struct sequence *s, uint32_t position)
 {
     const struct table_view *view = view_of(t, step);
     const struct elastic *e = &s->elastic;
     bool next = e->next != ELASTIC_NONE;
     uint32_t limit = next ? e->next_limit : e->limit;
-    s->draft[step & 1].ready = false;
-    if (limit > position || e->pin_end < e->sinks || (next && !all_staged(e)))
+    struct sequence_draft *draft = &s->draft[step & 1][phase];
+    draft->ready = false;
+    if (limit > position || (attached_groups(e) && e->pin_end < e->sinks) || (next && !all_staged(e)))
         return;
     /* What is pinned stays in its slot until the step unpins it; a named row stays in its own too. */
-    uint32_t end = e->pin_end < position ? e->pin_end : position;
-    if (e->pin_low > limit || end < limit)
-        end = limit;
+    uint32_t pinned = e->pin_end < position ? e->pin_end : position;
+    if (e->pin_low > limit || pinned < limit)
+        pinned = limit;
+    uint64_t listed = 0;
     for (uint32_t g = 0; g < t->header.groups; g++)
         for (uint32_t h = 0; h < t->header.selection_heads; h++) {
             const struct selection *list = elastic_list(e, g, h);
-            struct list_out out = list_out(view, 1, s, g, h);
+            struct list_out out = list_out(view, phase, s, g, h);
             const struct selection_list *from = next ? &list->next : &list->now;
+            uint32_t end = e->attached[g] ? pinned : position + 1;
             CHECK((uint64_t)e->sinks + from->count + (end - limit) <= t->header.list_max);
             write_range(&out, 0, e->sinks);
             write_selection(&out, from);
             write_range(&out, limit, end);
+            if (e->attached[g])
+                continue;
+            *table_count_at(view, table_list_index(view, phase, s->index, g, h)) = out.at;
+            listed += out.at;
         }
-    s->draft[step & 1] = (struct sequence_draft){.ready = true,
-                                                 .step = step,
-                                                 .position = position,
-                                                 .set_step = next ? e->next_step : e->step,
-                                                 .attached = attached_groups(e),
-                                                 .window_end = end};
+    *draft = (struct sequence_draft){.ready = true,
+                                     .step = step,
+                                     .position = position,
+                                     .set_step = next ? e->next_step : e->step,
+                                     .attached = attached_groups(e),
+                                     .window_end = pinned,
+                                     .listed = listed};
 }
 
 static bool is_drafted(const struct sequence *s, uint32_t step, uint32_t phase, uint32_t position)
 {
-    const struct sequence_draft *d = &s->draft[step & 1];
-    return d->ready && phase == 1 && d->step == step && d->position == position &&
-           d->set_step == s->elastic.step && d->attached == attached_groups(&s->elastic);
+    const struct sequence_draft *d = &s->draft[step & 1][phase];
+    return d->ready && d->step == step && d->position == position && d->set_step == s->elastic.step &&
+           d->attached == attached_groups(&s->elastic);
+}
+
+bool tables_are_drafted(const struct sequence *s, uint32_t step, uint32_t phase, uint32_t position)
+{
+    return is_drafted(s, step, phase, position) && attached_groups(&s->elastic) == 0;
 }
 
 /* Positions that a layer of the group attends on average. */
@@ -178,14 +191,19 @@ void tables_lists(struct tables *t, uint32_t step, uint32_t phase, struct sequen
     const struct elastic *e = &s->elastic;
     uint32_t sinks = e->sinks < position + 1 ? e->sinks : position + 1;
     uint32_t window = e->limit < position + 1 ? e->limit : position + 1;
-    struct sequence_draft *draft = &s->draft[step & 1];
+    struct sequence_draft *draft = &s->draft[step & 1][phase];
     bool drafted = is_drafted(s, step, phase, position);
+    /* Groups without slots attend what is listed, unless the set is short. */
+    s->counters.attended += phase && drafted && !e->is_short ? draft->listed : 0;
     for (uint32_t g = 0; g < t->header.groups; g++) {
-        for (uint32_t h = 0; h < t->header.selection_heads; h++) {
+        bool whole = drafted && !e->attached[g];
+        for (uint32_t h = 0; h < t->header.selection_heads && !(whole && !e->is_short); h++) {
             const struct selection_list *list = &elastic_list(e, g, h)->now;
             struct list_out out = list_out(view, phase, s, g, h);
             CHECK((uint64_t)sinks + list->count + (position + 1 - window) <= t->header.list_max);
-            if (drafted) {
+            if (whole) {
+                out.at = sinks + list->count + (position + 1 - window);
+            } else if (drafted) {
                 out.at = sinks + list->count + (draft->window_end - window);
                 write_range(&out, draft->window_end, position + 1);
             } else {

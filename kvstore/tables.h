@@ -6,6 +6,7 @@
 #ifndef KVSTORE_TABLES_H
 #define KVSTORE_TABLES_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "kvstore/sequence.h"
@@ -39,11 +40,15 @@ void tables_slabs(struct tables *tables, uint32_t step, struct sequence *sequenc
 void tables_lists(struct tables *tables, uint32_t step, uint32_t phase, struct sequence *sequence,
                   uint32_t position);
 
-/* The part of the late lists for `position` that is known before the step: sinks, selection, and what of
- * the window is pinned already, from the set that will be in use then - the next one if there is one,
- * staged. tables_lists adds the rest if everything is as it was. Calls for different sequences may run at
- * once. */
-void tables_draft(struct tables *tables, uint32_t step, struct sequence *sequence, uint32_t position);
+/* The part of a phase's lists for `position` that is known before the step, from the set that will be in use
+ * then - the next one if there is one, staged: all of those of groups without slots; of the others sinks,
+ * selection, and what of the window is pinned already. tables_lists adds the rest if everything is as it was.
+ * Calls for different sequences may run at once. */
+void tables_draft(struct tables *tables, uint32_t step, uint32_t phase, struct sequence *sequence,
+                  uint32_t position);
+
+/* Whether tables_lists will find nothing to add: all is drafted, from the set in use. */
+bool tables_are_drafted(const struct sequence *sequence, uint32_t step, uint32_t phase, uint32_t position);
 
 void tables_entry(struct tables *tables, uint32_t step, uint32_t phase, uint32_t index, int32_t status,
                   uint32_t loaded);

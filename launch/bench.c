@@ -57,12 +57,14 @@ struct bench {
     char error[ERR_TEXT_MAX];
 
     int round;                    /* of the row; see bench_plan.h */
-    struct bench_request request; /* of each sequence of the round */
+    struct bench_request request; /* of each sequence of the round; beginnings apart */
     struct stream streams[BENCH_PARALLEL_MAX];
     uint32_t count, outstanding; /* sequences of the round; not finished */
     uint64_t streams_used;
     uint64_t received, received_before; /* tokens of all sequences; when the time began */
     int64_t begin_ns, end_ns;           /* of what is timed; 0: not yet */
+    int64_t step_ns;                    /* when the step before was complete */
+    uint32_t steps;                     /* complete since the time began */
     struct bench_usage begin_cpu, end_cpu;
     struct msg_done done;       /* the last one */
     struct bench_window window; /* of a repeat */
@@ -122,7 +124,21 @@ static void begin_time(struct bench *b)
     ask_parts(b);
     b->received_before = b->received;
     all_processes(b, bench_machine_cpu, &b->begin_cpu);
-    b->begin_ns = clock_now_ns();
+    b->begin_ns = b->step_ns = clock_now_ns();
+    b->steps = 0;
+}
+
+/* Every sequence has so many tokens of what is timed: the steps up to there are complete. Several that come
+ * at once share their time. */
+static void note_steps(struct bench *b, uint32_t complete)
+{
+    struct bench_row *row = &b->rows[b->row];
+    int64_t now = clock_now_ns(), from = b->step_ns;
+    uint32_t first = b->steps, end = complete < b->options.decode ? complete : b->options.decode;
+    for (; b->steps < end; b->steps++)
+        row->step_ms[row->repeats * b->options.decode + b->steps] =
+            (double)(now - from) * 1e-6 / (double)(end - first);
+    b->step_ns = now;
 }
 
 static void end_time(struct bench *b)
@@ -141,14 +157,14 @@ static void send_round(struct bench *b)
     struct run_lists lists = run_options_lists(&o->run, b->context);
     struct bench_row *row = &b->rows[b->row];
     memset(b->streams, 0, sizeof b->streams);
-    b->request = bench_plan_request(o, row, b->round);
-    b->count = b->round == BENCH_ROUND_BUILD ? 1 : o->parallel;
+    b->count = bench_plan_sequences(o, b->round);
     b->received = b->received_before = 0;
     b->begin_ns = b->end_ns = 0;
     b->outstanding = b->count;
     if (row->kind == BENCH_PREFILL)
         begin_time(b);
     for (uint32_t i = 0; i < b->count; i++) {
+        b->request = bench_plan_request(o, row, b->round, i);
         bench_plan_tokens(&b->request, ++b->streams_used, model_config(b->model)->vocab, b->ids);
         struct msg_generate generate = {
             .flags = GENERATE_IGNORE_EOS | GENERATE_REUSE |
@@ -285,6 +301,23 @@ static void cancel_rest(struct bench *b)
             client_cancel(b->client, i); /* if it could not be sent, the sequence ends by itself */
 }
 
+/* Rather than when the first sequence ends, which may take a thousand steps. */
+static void end_if_stuck(struct bench *b)
+{
+    uint32_t received[BENCH_PARALLEL_MAX], begun;
+    char text[ERR_TEXT_MAX];
+    for (uint32_t i = 0; i < b->count; i++)
+        received[i] = b->streams[i].received;
+    if (b->ending || (begun = bench_plan_stuck(received, b->count)) == 0)
+        return;
+    snprintf(text, sizeof text,
+             "%u of %u sequences run and the others wait for memory; expected fewer --requests, or more "
+             "--device-memory or --host-memory",
+             begun, b->count);
+    set_error(b, text);
+    end_parts(b);
+}
+
 /* A decode is timed from when the last sequence has its lead until that one has all its tokens; a prefill
  * from sending it until the last sequence has its first token. */
 static void on_tokens(void *arg, uint32_t request, const struct msg_u32s *tokens)
@@ -298,12 +331,23 @@ static void on_tokens(void *arg, uint32_t request, const struct msg_u32s *tokens
     uint32_t least = UINT32_MAX;
     for (uint32_t i = 0; i < b->count; i++)
         least = b->streams[i].received < least ? b->streams[i].received : least;
+    if (b->end_ns)
+        return;
     if (b->rows[b->row].kind == BENCH_PREFILL) {
-        if (least > 0 && !b->end_ns)
+        if (least > 0)
             end_time(b);
-    } else if (!b->begin_ns && least >= BENCH_LEAD) {
-        begin_time(b);
-    } else if (b->begin_ns && !b->end_ns && least >= BENCH_LEAD + b->options.decode) {
+        return;
+    }
+    if (!b->begin_ns) {
+        if (least >= BENCH_LEAD)
+            begin_time(b);
+        else if (least == 0)
+            end_if_stuck(b);
+        return;
+    }
+    if (least > BENCH_LEAD + b->steps)
+        note_steps(b, least - BENCH_LEAD);
+    if (least >= BENCH_LEAD + b->options.decode) {
         end_time(b);
         cancel_rest(b);
     }
@@ -495,6 +539,7 @@ static int start(struct bench *b, struct err *err)
                               .context = b->context,
                               .head = b->head,
                               .sequences = b->options.parallel,
+                              .requests = 1u << 16, /* rounds without end: what host memory there is */
                               .budget = run_options_budget_max(&b->options.run, b->context)};
     return session_start(&config, &plan, &b->supervise, &b->client, err);
 }

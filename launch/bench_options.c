@@ -39,6 +39,8 @@ static const struct option_entry table[] = {
      .most = BENCH_PARALLEL_MAX, .group = MEASURE, .text = "the same as --parallel"},
     {.name = "repeats", .letter = 'r', .kind = OPTION_UINT, AT(repeats), .argument = "N", .initial = "5",
      .least = 1, .most = BENCH_REPEATS_MAX, .group = MEASURE, .text = "repeats after one that warms up"},
+    {.name = "distinct", .kind = OPTION_FLAG, AT(distinct), .group = MEASURE,
+     .text = "prefill the depth of each sequence by itself; without it all share one that is prefilled once"},
     {.name = "attention", .kind = OPTION_CHOICE, AT(run.attention), .argument = "KIND", .initial = "sparse",
      .choices = "sparse|full", .group = HOW, .text = "read what the head picked, or everything"},
     {.name = "selection", .kind = OPTION_CHOICE, AT(run.selection), .argument = "MODE", .initial = "current",

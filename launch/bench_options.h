@@ -26,6 +26,7 @@ struct bench_options {
     uint32_t parallel, repeats;
     uint32_t output; /* enum bench_output */
     bool json, paced;
+    bool distinct; /* each sequence has a beginning of its own */
 };
 
 /* 0; 1 when help was asked for; -EINVAL with one line that names the option. Strings lead into argv. */

@@ -98,6 +98,22 @@ static void add_decoder(struct bench_parts *p, json_t *const decoder[2])
     add_wait_lengths(&p->rows, decoder, "rows");
 }
 
+/* Changes of residency that the decoder tells at the end and that the window's steps made. */
+static void add_moves(struct bench_parts *p, json_t *const decoder[2])
+{
+    json_int_t from = (json_int_t)number_at(decoder[BEGIN], "steps", "sparse");
+    size_t index;
+    json_t *pair;
+    json_array_foreach(json_object_get(json_object_get(decoder[END], "steps"), "moves"), index, pair)
+    {
+        json_int_t step = json_integer_value(json_array_get(pair, 0)) - from;
+        if (step <= 0 || p->move_count == BENCH_MOVES_MAX)
+            continue;
+        p->moves[p->move_count++] = (struct bench_move){
+            p->repeats, (uint32_t)step - 1, (uint32_t)json_integer_value(json_array_get(pair, 1))};
+    }
+}
+
 /* The retriever tells means since it began. */
 static double sum_growth(json_t *const retriever[2], const char *key)
 {
@@ -117,6 +133,7 @@ static void add_retriever(struct bench_parts *p, json_t *const retriever[2])
 static void add_store(struct bench_parts *p, json_t *const store[2])
 {
     p->store_steps += growth(store, "totals", "steps_sparse") + growth(store, "totals", "steps_dense");
+    p->move_ms += 1e-3 * growth(store, "totals", "move_us");
     p->bytes_loaded +=
         growth(store, "counters_live", "bytes_loaded") + growth(store, "counters_closed", "bytes_loaded");
 }
@@ -132,8 +149,10 @@ int bench_parts_add(struct bench_parts *p, const struct bench_window *w)
         }
     if (r == 0) {
         add_decoder(p, reports[CLIENT_DECODER]);
+        add_moves(p, reports[CLIENT_DECODER]);
         add_retriever(p, reports[CLIENT_RETRIEVER]);
         add_store(p, reports[CLIENT_KVSTORE]);
+        p->repeats++;
     }
     for (int part = 0; part < CLIENT_PARTS; part++) {
         if (r == 0) {

@@ -29,12 +29,21 @@ struct bench_waits { /* steps by length of their wait, ascending */
     uint32_t count;
 };
 
+#define BENCH_MOVES_MAX 64
+
+struct bench_move { /* of layers, in a step of a repeat */
+    uint32_t repeat, step;
+    uint32_t offloaded; /* layers, from then on */
+};
+
 struct bench_parts {
     double steps; /* that the times are of: all on the CPU, on a GPU those that events measured */
     double wait_ms, attention_ms, matmul_ms, sampling_ms, other_ms;  /* sums over them */
     double retriever_steps, append_ms, score_ms, topk_ms, encode_ms; /* sums over them */
-    double store_steps, bytes_loaded;
+    double store_steps, bytes_loaded, move_ms; /* move: of layers, on the store's thread */
     struct bench_waits tables, rows;
+    struct bench_move moves[BENCH_MOVES_MAX]; /* the first ones */
+    uint32_t move_count, repeats;
     json_t *gpu[CLIENT_PARTS]; /* as the part told at the end; NULL: none on a GPU */
 };
 

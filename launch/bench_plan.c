@@ -7,7 +7,8 @@
 #include "base/hash.h"
 #include "proto/layout.h"
 
-#define SEED 20250101u
+#define SEED       20250101u
+#define BEGINNINGS UINT64_C(1000000) /* more than there are of them */
 
 struct bench_row *bench_plan_rows(const struct bench_options *o, uint32_t *ret_count)
 {
@@ -26,14 +27,33 @@ struct bench_row *bench_plan_rows(const struct bench_options *o, uint32_t *ret_c
 /* A decode's last lead token is sampled with one position more than the prompt in the cache. Its prompts
  * share what the prefix cache can give them; the rest, which is computed anyway, makes each sequence another,
  * so that they select differently. */
-struct bench_request bench_plan_request(const struct bench_options *o, const struct bench_row *row, int round)
+struct bench_request bench_plan_request(const struct bench_options *o, const struct bench_row *row, int round,
+                                        uint32_t sequence)
 {
+    uint64_t beginning = o->distinct ? sequence + UINT64_C(1) : 0;
     if (round == BENCH_ROUND_BUILD)
-        return (struct bench_request){row->depth, 1, row->depth};
+        return (struct bench_request){row->depth, 1, row->depth, beginning};
     if (row->kind == BENCH_PREFILL)
-        return (struct bench_request){row->depth + o->prompt, 1, row->depth};
+        return (struct bench_request){row->depth + o->prompt, 1, row->depth, beginning};
     uint32_t prompt = row->depth > 1 ? row->depth - 1 : 1, whole = (prompt - 1) / BLOCK_TOKENS * BLOCK_TOKENS;
-    return (struct bench_request){prompt, BENCH_LEAD + o->decode + BENCH_AHEAD * (o->parallel - 1), whole};
+    return (struct bench_request){prompt, BENCH_LEAD + o->decode + BENCH_AHEAD * (o->parallel - 1), whole,
+                                  beginning};
+}
+
+uint32_t bench_plan_sequences(const struct bench_options *o, int round)
+{
+    return round == BENCH_ROUND_BUILD && !o->distinct ? 1 : o->parallel;
+}
+
+uint32_t bench_plan_stuck(const uint32_t *received, uint32_t count)
+{
+    uint32_t begun = 0, least = UINT32_MAX;
+    for (uint32_t i = 0; i < count; i++)
+        if (received[i]) {
+            begun++;
+            least = received[i] < least ? received[i] : least;
+        }
+    return begun && begun < count && least > BENCH_LEAD + BENCH_PATIENCE ? begun : 0;
 }
 
 int bench_plan_context(const struct bench_options *o, uint32_t most, uint32_t *ret_context, struct err *err)
@@ -65,7 +85,8 @@ uint64_t bench_plan_host_memory(const struct bench_options *o, const struct mode
 void bench_plan_tokens(const struct bench_request *request, uint64_t stream, uint32_t vocab, uint32_t *ids)
 {
     for (uint32_t i = 0; i < request->prompt; i++) {
-        uint64_t key[2] = {i < request->shared ? 0 : stream, i};
+        bool shared = i < request->shared;
+        uint64_t key[2] = {shared ? request->beginning : BEGINNINGS + stream, i};
         ids[i] = (uint32_t)(hash_bytes(SEED, key, sizeof key).lo % vocab);
     }
 }

@@ -17,6 +17,9 @@
  * on the device, those before it decode. Who is ahead is cancelled when the time is over. */
 #define BENCH_AHEAD 32u
 
+/* Steps of all that have begun after which one that has not is not going to: memory holds no more of them. */
+#define BENCH_PATIENCE (4 * BENCH_AHEAD)
+
 /* Rounds of a row before those that count: the depth alone, so that later rounds find it in the prefix
  * cache, and a repeat that is thrown away. */
 enum { BENCH_ROUND_BUILD = -2, BENCH_ROUND_WARM = -1 };
@@ -24,7 +27,8 @@ enum { BENCH_ROUND_BUILD = -2, BENCH_ROUND_WARM = -1 };
 /* What each sequence of a round is asked for. */
 struct bench_request {
     uint32_t prompt, generate; /* tokens */
-    uint32_t shared;           /* first tokens of the prompt that are the same in all rounds and sequences */
+    uint32_t shared;           /* first tokens of the prompt that are the same in all rounds */
+    uint64_t beginning;        /* whose: 0: all sequences', i + 1: sequence i's */
 };
 
 /* Rows in order of depths, prefill before decode; free each with bench_row_free and the list with
@@ -32,7 +36,14 @@ struct bench_request {
 struct bench_row *bench_plan_rows(const struct bench_options *options, uint32_t *ret_count);
 
 struct bench_request bench_plan_request(const struct bench_options *options, const struct bench_row *row,
-                                        int round);
+                                        int round, uint32_t sequence);
+
+/* Sequences of a round: one where the depth that all share is built. */
+uint32_t bench_plan_sequences(const struct bench_options *options, int round);
+
+/* Of `count` sequences, with the tokens that each has received: how many run while the others wait in vain.
+ * 0: no sign of that. */
+uint32_t bench_plan_stuck(const uint32_t *received, uint32_t count);
 
 /* Positions that the longest request needs. 0, or -E2BIG when the model has fewer. */
 int bench_plan_context(const struct bench_options *options, uint32_t most, uint32_t *ret_context,
@@ -43,8 +54,8 @@ int bench_plan_context(const struct bench_options *options, uint32_t most, uint3
 uint64_t bench_plan_host_memory(const struct bench_options *options, const struct model_config *config,
                                 uint32_t context);
 
-/* Fills the ids of a prompt: `shared` tokens of stream 0, the rest of stream `stream`. The same on every
- * machine. */
+/* Fills the ids of a prompt: `shared` tokens of a beginning, the rest of stream `stream`, which no two rounds
+ * or sequences have in common. The same on every machine. */
 void bench_plan_tokens(const struct bench_request *request, uint64_t stream, uint32_t vocab, uint32_t *ids);
 
 #endif

@@ -13,12 +13,16 @@
 void bench_row_init(struct bench_row *row, enum bench_kind kind, uint32_t depth,
                     const struct bench_options *options)
 {
-    *row = (struct bench_row){.kind = kind,
-                              .depth = depth,
-                              .tokens = kind == BENCH_PREFILL ? options->prompt : options->decode,
-                              .rates = mem_alloc(options->repeats, sizeof *row->rates),
-                              .cpu = mem_alloc(options->repeats, sizeof *row->cpu),
-                              .attended = (double)NAN};
+    *row = (struct bench_row){
+        .kind = kind,
+        .depth = depth,
+        .tokens = kind == BENCH_PREFILL ? options->prompt : options->decode,
+        .rates = mem_alloc(options->repeats, sizeof *row->rates),
+        .cpu = mem_alloc(options->repeats, sizeof *row->cpu),
+        .step_ms = kind == BENCH_DECODE
+                       ? mem_alloc((size_t)options->repeats * options->decode, sizeof *row->step_ms)
+                       : NULL,
+        .attended = (double)NAN};
 }
 
 static int by_value(const void *a, const void *b)
@@ -37,6 +41,7 @@ void bench_row_free(struct bench_row *row)
 {
     mem_free(&row->rates);
     mem_free(&row->cpu);
+    mem_free(&row->step_ms);
     bench_parts_free(&row->parts);
 }
 
@@ -101,25 +106,33 @@ static double highest(const struct bench_row *row)
     return row->repeats ? row->rates[row->repeats - 1] : (double)NAN;
 }
 
-/* "3.10 | ", or "- | ". */
+/* " 3.10 |", or " - |". */
 static void put_cell(FILE *to, int decimals, double value)
 {
     if (isfinite(value))
-        fprintf(to, "%.*f", decimals, value);
+        fprintf(to, " %.*f |", decimals, value);
     else
-        fputs("-", to);
-    fputs(" | ", to);
+        fputs(" - |", to);
 }
 
-/* Where the time of decode steps goes. Waits for tables and rows as p50 / p99. */
+static void gpu_cells(const struct bench_report *r, const struct bench_row *row, FILE *to)
+{
+    put_cell(to, 2, link_share(r, row));
+    for (int part = 0; part < CLIENT_PARTS; part++)
+        put_cell(to, 0, (double)bench_parts_gpu_bytes(&row->parts, (enum client_part)part) / MIB);
+    put_cell(to, 0, (double)gpu_bytes(row) / MIB);
+}
+
+/* Where the time of decode steps goes; on a GPU also what of it is taken. Waits for tables and rows as
+ * p50 / p99. */
 static void step_table(const struct bench_report *r, FILE *to)
 {
-    fputs("\n| depth | step ms | floor ms | x floor | wait | attention | matmul | sampling | other | "
-          "retrieval | "
-          "tables p50 us | p99 | rows p50 us | p99 | loads MB | of link | GPU MiB: store | retriever | "
-          "decoder | all "
-          "|\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
-          to);
+    fprintf(to,
+            "\n| depth | step ms | floor ms | x floor | wait | attention | matmul | sampling | other | "
+            "retrieval | tables p50 us | p99 | rows p50 us | p99 | loads MB |%s\n"
+            "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|%s\n",
+            r->gpu ? " of link | GPU MiB: store | retriever | decoder | all |" : "",
+            r->gpu ? "---|---|---|---|---|" : "");
     for (uint32_t i = 0; i < r->row_count; i++) {
         const struct bench_row *row = &r->rows[i];
         const struct bench_parts *p = &row->parts;
@@ -127,7 +140,7 @@ static void step_table(const struct bench_report *r, FILE *to)
             continue;
         double retrieval = p->append_ms + p->score_ms + p->topk_ms + p->encode_ms;
         const double times[] = {p->wait_ms, p->attention_ms, p->matmul_ms, p->sampling_ms, p->other_ms};
-        fprintf(to, "| %u | ", row->depth);
+        fprintf(to, "| %u |", row->depth);
         put_cell(to, 3, bench_row_step_ms(r, row));
         put_cell(to, 3, bench_row_floor_ms(r, row));
         put_cell(to, 2, 1 / bench_row_share(r, row));
@@ -139,10 +152,9 @@ static void step_table(const struct bench_report *r, FILE *to)
         put_cell(to, 0, bench_waits_quantile(&p->rows, 0.5));
         put_cell(to, 0, bench_waits_quantile(&p->rows, 0.99));
         put_cell(to, 2, 1e-6 * loaded_a_step(row));
-        put_cell(to, 2, link_share(r, row));
-        for (int part = 0; part < CLIENT_PARTS; part++)
-            put_cell(to, 0, (double)bench_parts_gpu_bytes(p, (enum client_part)part) / MIB);
-        fprintf(to, "%.0f |\n", (double)gpu_bytes(row) / MIB);
+        if (r->gpu)
+            gpu_cells(r, row, to);
+        fputs("\n", to);
     }
 }
 
@@ -237,6 +249,22 @@ static json_t *gpu_memory_json(const struct bench_row *row)
     return json_null();
 }
 
+/* Each step's time by repeat, and where layers moved: {repeat, step, layers_offloaded}. */
+static void put_steps(json_t *o, const struct bench_row *row)
+{
+    json_t *repeats = json_array(), *moves = json_array();
+    for (uint32_t i = 0; row->step_ms && i < row->repeats; i++)
+        json_array_append_new(repeats, list_of(row->step_ms + (size_t)i * row->tokens, row->tokens));
+    for (uint32_t i = 0; i < row->parts.move_count; i++) {
+        const struct bench_move *m = &row->parts.moves[i];
+        json_array_append_new(moves, json_pack("{s:i, s:i, s:i}", "repeat", (int)m->repeat, "step",
+                                               (int)m->step, "layers_offloaded", (int)m->offloaded));
+    }
+    json_object_set_new(o, "steps_ms", repeats);
+    json_object_set_new(o, "moves", moves);
+    json_object_set_new(o, "move_ms", number(row->parts.move_ms));
+}
+
 /* How its steps spent their time. */
 static void put_parts(json_t *o, const struct bench_report *r, const struct bench_row *row)
 {
@@ -287,6 +315,7 @@ static json_t *row_json(const struct bench_report *r, const struct bench_row *ro
     json_object_set_new(o, "cached_tokens", json_integer(row->cached));
     json_object_set_new(o, "layers_offloaded", json_integer(row->layers_offloaded));
     put_parts(o, r, row);
+    put_steps(o, row);
     json_object_set_new(o, "rss_bytes", json_integer((json_int_t)row->memory.rss));
     json_object_set_new(o, "pss_bytes", json_integer((json_int_t)row->memory.pss));
     return o;
@@ -310,6 +339,7 @@ void bench_report_json(const struct bench_report *r, FILE *to)
     json_object_set_new(top, "budget", sparse ? json_integer(o->run.budget) : json_null());
     json_object_set_new(top, "device", json_string(o->run.device));
     json_object_set_new(top, "retriever_device", json_string(o->run.retriever_device));
+    json_object_set_new(top, "distinct", json_boolean(o->distinct));
     json_object_set_new(top, "elastic", json_boolean(!o->run.no_elastic));
     json_object_set_new(top, "offload", json_boolean(!o->run.no_offload));
     json_object_set_new(top, "activations", json_string(r->gpu ? "bf16" : o->run.activations ? "q8" : "f32"));

@@ -20,6 +20,7 @@ struct bench_row {
     uint32_t repeats; /* done */
     double *rates;    /* [repeats] tokens a second of all sequences together; sorted by bench_row_close */
     double *cpu;      /* [repeats] seconds of processor time a token, all processes; sorted as well */
+    double *step_ms;  /* [repeats][tokens] of each step of a decode; NULL for a prefill */
     uint32_t cached;  /* tokens that prefix reuse spared one sequence, last repeat */
     uint32_t layers_offloaded;
     double attended;     /* positions that a list of a sparse step had in the mean; NAN: none was sparse */

@@ -5,6 +5,8 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "proto/memory.h"
+
 static struct memory_gpu_head head_of(const struct model *model, const struct head *head)
 {
     const struct model_config *m = model_config(model);
@@ -70,21 +72,23 @@ void gpu_memory_plan(const struct gpu_memory_load *load, uint64_t cap, struct gp
         steps.feature_layers = head_config(load->head)->feature_layer_count;
         steps.feature_hidden = head_config(load->head)->feature_hidden;
     }
-    uint64_t processes = load->with_retriever ? 3 : 2;
+    uint64_t processes = load->with_retriever ? 3 : 2,
+             context = (load->context_bytes ? load->context_bytes : MEMORY_GPU_CONTEXT) + MEMORY_GPU_ROUNDING;
     struct kv_layout layout;
     struct memory_gpu_decoder decoder;
     gpu_memory_layout(load->model, load->head, load->context, &layout);
     memory_gpu_decoder(&model, &layout, &steps, &decoder);
-    *ret = (struct gpu_memory){
-        .cap = cap,
-        .contexts = processes *
-                    ((load->context_bytes ? load->context_bytes : MEMORY_GPU_CONTEXT) + MEMORY_GPU_ROUNDING),
-        .libraries = (processes - 1) * MEMORY_GPU_LIBRARIES,
-        .weights = decoder.weights,
-        .activations = decoder.activations,
-        .features = decoder.features,
-        .workspace = decoder.workspace,
-        .tables = decoder.tables + memory_gpu_tables(&layout, &steps)};
+    uint64_t arena =
+        memory_host_bytes(&layout, load->requests ? load->requests : load->sequences, load->context);
+    arena = load->host_bytes && load->host_bytes < arena ? load->host_bytes : arena;
+    *ret = (struct gpu_memory){.cap = cap,
+                               .mapping = arena / MEMORY_GPU_MAPPING,
+                               .contexts = processes * context + (load->mps ? MEMORY_GPU_MPS : 0),
+                               .libraries = (processes - 1) * MEMORY_GPU_LIBRARIES,
+                               .weights = decoder.weights,
+                               .activations = decoder.activations,
+                               .workspace = decoder.workspace,
+                               .tables = decoder.tables + memory_gpu_tables(&layout, &steps)};
     if (load->with_retriever) {
         struct memory_gpu_head head = head_of(load->model, load->head);
         struct memory_gpu_retriever retriever;
@@ -93,10 +97,16 @@ void gpu_memory_plan(const struct gpu_memory_load *load, uint64_t cap, struct gp
         ret->retriever_keys = retriever.keys;
         ret->retriever_workspace = retriever.workspace;
     }
-    ret->taken = ret->contexts + ret->libraries + ret->weights + ret->activations + ret->features +
-                 ret->workspace + ret->tables + ret->retriever_weights + ret->retriever_keys +
+    ret->taken = ret->contexts + ret->libraries + ret->mapping + ret->weights + ret->activations +
+                 ret->features + ret->workspace + ret->tables + ret->retriever_weights + ret->retriever_keys +
                  ret->retriever_workspace;
     ret->kv = cap > ret->taken ? cap - ret->taken : 0;
+    ret->store = context + memory_gpu_tables(&layout, &steps) + ret->kv;
+    ret->decoder =
+        context + MEMORY_GPU_LIBRARIES + ret->weights + ret->activations + ret->workspace + decoder.tables;
+    if (load->with_retriever)
+        ret->retriever = context + MEMORY_GPU_LIBRARIES + ret->retriever_weights + ret->retriever_keys +
+                         ret->retriever_workspace;
 }
 
 static unsigned long long mib(uint64_t bytes)
@@ -108,14 +118,15 @@ int gpu_memory_check(const struct gpu_memory *p, uint64_t least, struct err *err
 {
     if (p->kv >= least)
         return 0;
-    return err_set(
-        err, -ENOMEM,
-        "GPU memory: of %llu MiB, contexts take %llu, libraries %llu, weights %llu, activations %llu, "
-        "hidden states for the retriever %llu, workspace %llu, tables %llu, the retriever's weights %llu, "
-        "keys %llu and workspace %llu: "
-        "found %llu left for the KV cache, expected at least %llu (--gpu-memory, --sequences, "
-        "--ctx-size, --retriever-device)",
-        mib(p->cap), mib(p->contexts), mib(p->libraries), mib(p->weights), mib(p->activations),
-        mib(p->features), mib(p->workspace), mib(p->tables), mib(p->retriever_weights),
-        mib(p->retriever_keys), mib(p->retriever_workspace), (unsigned long long)(p->kv >> 20), mib(least));
+    return err_set(err, -ENOMEM,
+                   "GPU memory: of %llu MiB, contexts take %llu, libraries %llu, tables of the host's memory "
+                   "%llu, weights %llu, activations %llu, "
+                   "hidden states for the retriever %llu, workspace %llu, tables %llu, the retriever's "
+                   "weights %llu, keys %llu and workspace %llu: "
+                   "found %llu left for the KV cache, expected at least %llu (--gpu-memory, --sequences, "
+                   "--ctx-size, --retriever-device)",
+                   mib(p->cap), mib(p->contexts), mib(p->libraries), mib(p->mapping), mib(p->weights),
+                   mib(p->activations), mib(p->features), mib(p->workspace), mib(p->tables),
+                   mib(p->retriever_weights), mib(p->retriever_keys), mib(p->retriever_workspace),
+                   (unsigned long long)(p->kv >> 20), mib(least));
 }

@@ -15,4 +15,8 @@ struct gpu_probe {
 /* As gpu_ask; errors as those of gpu_load and open too. */
 int gpu_probe(const char *device, struct gpu_probe *ret, struct err *err);
 
+/* Whether `device` is the card that was probed as `name`; not so where it is the CPU. Errors as gpu_probe. */
+int gpu_probe_same(const struct gpu_probe *card, const char *name, const char *device, int *ret,
+                   struct err *err);
+
 #endif

@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "compute/gpu.h"
@@ -98,16 +99,11 @@ static int start_decoder(struct supervise *s, const struct parts_plan *plan, uin
     return supervise_start(s, &part, err);
 }
 
-/* Whether the retriever is on the decoder's card. */
-static int shares_card(const struct run_options *o, const struct gpu_probe *card, int *ret, struct err *err)
+/* The store's own default. */
+static uint64_t half_of_ram(void)
 {
-    struct gpu_probe other;
-    *ret = !strcmp(o->retriever_device, o->device);
-    if (*ret || !gpu_named(o->retriever_device))
-        return 0;
-    int r = gpu_probe(o->retriever_device, &other, err);
-    *ret = r == 0 && !strcmp(other.info.uuid, card->info.uuid);
-    return r;
+    long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    return pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page / 2 : 0;
 }
 
 /* The store's share of the card: what is left of --gpu-memory, or what --device-memory says, if that fits. */
@@ -121,10 +117,12 @@ static int divide_card(const struct parts_plan *plan, uint64_t *ret_device_memor
                                    .context = plan->context,
                                    .sequences = plan->sequences,
                                    .budget = plan->budget,
-                                   .slots = o->slots};
+                                   .slots = o->slots,
+                                   .requests = plan->requests,
+                                   .host_bytes = o->host_memory ? o->host_memory : half_of_ram()};
     int r = gpu_probe(o->device, &card, err);
     if (r == 0)
-        r = shares_card(o, &card, &load.with_retriever, err);
+        r = gpu_probe_same(&card, o->device, o->retriever_device, &load.with_retriever, err);
     if (r == 0 && o->gpu_memory > card.free_bytes)
         r = err_set(err, -ENOMEM, "--gpu-memory: found %" PRIu64 " MiB, free on %s are %" PRIu64 " MiB",
                     o->gpu_memory >> 20, card.info.uuid, card.free_bytes >> 20);
@@ -134,6 +132,7 @@ static int divide_card(const struct parts_plan *plan, uint64_t *ret_device_memor
         return r;
     load.head = head;
     load.context_bytes = card.info.context_bytes;
+    load.mps = card.info.mps;
     gpu_memory_plan(&load, o->gpu_memory ? o->gpu_memory : card.free_bytes / 10 * 9, &memory);
     head_free(&head);
     r = gpu_memory_check(&memory, o->device_memory ? o->device_memory : KV_LEAST, err);

@@ -15,6 +15,7 @@ struct parts_plan {
     const char *head;   /* path */
     uint32_t context;   /* positions of a sequence, in force */
     uint32_t sequences; /* that run at the same time */
+    uint32_t requests;  /* in all */
     uint32_t budget;    /* largest that will be asked for */
 };
 

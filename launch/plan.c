@@ -11,17 +11,21 @@
 
 #include "base/parse.h"
 #include "launch/gpu_memory.h"
+#include "launch/gpu_probe.h"
 #include "model/head.h"
 #include "model/model.h"
 #include "proto/memory.h"
 
 struct plan {
     const char *model_path, *head_path;
+    const char *device;           /* whose context is measured; NULL: an allowance */
+    const char *retriever_device; /* NULL: the same card */
     int exact, json;
     uint64_t memory_bytes;   /* exact: of the KV cache */
     uint64_t gpu_bytes;      /* of the whole card; 0: not given */
     struct gpu_memory terms; /* exact, with gpu_bytes */
-    uint32_t requests, budget, context, slots, sequence_context;
+    uint32_t requests, budget, context, slots;
+    uint32_t ctx_size, sequence_context; /* given, 0: not; in force */
     double model_bytes, head_bytes;
     uint32_t layers, q_heads, kv_heads, head_dim;
 };
@@ -36,10 +40,13 @@ static const char usage_text[] =
     "load\n"
     "      --device-memory SIZE   memory to plan for: exact: KV memory; paper: the whole GPU\n"
     "      --gpu-memory SIZE  the whole GPU; exact (with -m): less what everything else takes on it\n"
+    "      --device NAME      ask this GPU what a process takes on it (default: an allowance)\n"
+    "      --retriever-device NAME   where the retriever is: cpu or another GPU takes it off this one\n"
     "      --requests R       concurrent requests (default 1)\n"
     "      --budget B         positions attended (default 2048)\n"
     "      --context S        positions a request will have, marked in the table (default: the model's "
     "context)\n"
+    "  -c, --ctx-size N       positions that a sequence may have, as given to run (default: the model's)\n"
     "      --slots N          slots a row head (default: 1.5 x budget; exact only)\n"
     "model\n"
     "  -m, --model FILE       shape and bytes from a model file\n"
@@ -57,6 +64,8 @@ static const char usage_text[] =
 enum {
     OPT_MEMORY = 256,
     OPT_GPU_MEMORY,
+    OPT_DEVICE,
+    OPT_RETRIEVER_DEVICE,
     OPT_REQUESTS,
     OPT_BUDGET,
     OPT_CONTEXT,
@@ -75,10 +84,13 @@ static const struct option long_options[] = {
     {"model", required_argument, NULL, 'm'},
     {"device-memory", required_argument, NULL, OPT_MEMORY},
     {"gpu-memory", required_argument, NULL, OPT_GPU_MEMORY},
+    {"device", required_argument, NULL, OPT_DEVICE},
+    {"retriever-device", required_argument, NULL, OPT_RETRIEVER_DEVICE},
     {"head", required_argument, NULL, 'H'},
     {"requests", required_argument, NULL, OPT_REQUESTS},
     {"budget", required_argument, NULL, OPT_BUDGET},
     {"context", required_argument, NULL, OPT_CONTEXT},
+    {"ctx-size", required_argument, NULL, 'c'},
     {"slots", required_argument, NULL, OPT_SLOTS},
     {"layers", required_argument, NULL, OPT_LAYERS},
     {"heads", required_argument, NULL, OPT_HEADS},
@@ -105,12 +117,20 @@ static int set_option(struct plan *p, int opt, const char *value)
         return parse_size(value, &p->memory_bytes);
     case OPT_GPU_MEMORY:
         return parse_size(value, &p->gpu_bytes);
+    case OPT_DEVICE:
+        p->device = value;
+        return gpu_named(value) ? 0 : -EINVAL;
+    case OPT_RETRIEVER_DEVICE:
+        p->retriever_device = value;
+        return gpu_named(value) || !strcmp(value, "cpu") ? 0 : -EINVAL;
     case OPT_REQUESTS:
         return parse_u32(value, 1, 1 << 20, &p->requests);
     case OPT_BUDGET:
         return parse_u32(value, 1, LIMIT_CONTEXT, &p->budget);
     case OPT_CONTEXT:
         return parse_u32(value, 1, LIMIT_CONTEXT, &p->context);
+    case 'c':
+        return parse_u32(value, 1, LIMIT_CONTEXT, &p->ctx_size);
     case OPT_SLOTS:
         return parse_u32(value, 1, LIMIT_CONTEXT, &p->slots);
     case OPT_LAYERS:
@@ -134,7 +154,26 @@ static int set_option(struct plan *p, int opt, const char *value)
     }
 }
 
-/* The KV cache's share of the card; all parts on it. */
+/* What a process takes there, and whether the retriever is one of them. Without a GPU to ask, names tell. */
+static int ask_card(const struct plan *p, struct gpu_memory_load *load, struct err *err)
+{
+    const char *device = p->device ? p->device : "cuda:0",
+               *retriever = p->retriever_device ? p->retriever_device : device;
+    struct gpu_probe card;
+    load->with_retriever = !strcmp(retriever, device);
+    if (!p->device)
+        return 0;
+    int r = gpu_probe(device, &card, err);
+    if (r == 0)
+        r = gpu_probe_same(&card, device, retriever, &load->with_retriever, err);
+    if (r < 0)
+        return r;
+    load->context_bytes = card.info.context_bytes;
+    load->mps = card.info.mps;
+    return 0;
+}
+
+/* The KV cache's share of the card. */
 static int divide_card(struct plan *p, const struct model *model, struct err *err)
 {
     struct head *head = NULL;
@@ -143,14 +182,15 @@ static int divide_card(struct plan *p, const struct model *model, struct err *er
         return r;
     struct gpu_memory_load load = {.model = model,
                                    .head = head,
-                                   .context = p->context ? p->context : p->sequence_context,
+                                   .context = p->ctx_size || !p->context ? p->sequence_context : p->context,
                                    .sequences = p->requests,
                                    .budget = p->budget,
-                                   .slots = p->slots,
-                                   .with_retriever = 1};
+                                   .slots = p->slots};
     if (p->requests > LIMIT_SEQUENCES)
         r = err_set(err, -EINVAL, "--requests: found %u, expected at most %u with --gpu-memory", p->requests,
                     LIMIT_SEQUENCES);
+    if (r == 0)
+        r = ask_card(p, &load, err);
     if (r == 0)
         gpu_memory_plan(&load, p->gpu_bytes, &p->terms);
     head_free(&head);
@@ -173,7 +213,7 @@ static int take_model(struct plan *p)
     p->q_heads = c->q_heads;
     p->kv_heads = c->kv_heads;
     p->head_dim = c->head_dim;
-    p->sequence_context = c->context_max;
+    p->sequence_context = p->ctx_size ? p->ctx_size : c->context_max;
     p->model_bytes = (double)model_weight_bytes(model);
     int r = p->exact && p->gpu_bytes ? divide_card(p, model, &err) : 0;
     model_free(&model);
@@ -211,7 +251,7 @@ static int complete(struct plan *p)
         return 2;
     }
     if (!p->sequence_context)
-        p->sequence_context = LIMIT_CONTEXT;
+        p->sequence_context = p->ctx_size ? p->ctx_size : LIMIT_CONTEXT;
     if (!p->context)
         p->context = p->sequence_context;
     if (!p->slots)
@@ -235,7 +275,7 @@ static struct memory_load plan_load(const struct plan *p, const struct kv_layout
 {
     return (struct memory_load){.requests = p->requests,
                                 .slots = p->slots,
-                                .staging_tokens = memory_staging_tokens(layout, p->memory_bytes)};
+                                .staging_tokens = memory_staging_tokens(layout, p->memory_bytes, p->slots)};
 }
 
 static uint64_t threshold(const struct plan *p, const struct kv_layout *layout, uint32_t offloaded)
@@ -273,6 +313,7 @@ static json_t *terms_json(const struct gpu_memory *t)
     } terms[] = {{"cap_bytes", t->cap},
                  {"contexts_bytes", t->contexts},
                  {"libraries_bytes", t->libraries},
+                 {"mapping_bytes", t->mapping},
                  {"weights_bytes", t->weights},
                  {"activations_bytes", t->activations},
                  {"features_bytes", t->features},
@@ -281,7 +322,10 @@ static json_t *terms_json(const struct gpu_memory *t)
                  {"retriever_weights_bytes", t->retriever_weights},
                  {"retriever_keys_bytes", t->retriever_keys},
                  {"retriever_workspace_bytes", t->retriever_workspace},
-                 {"kv_bytes", t->kv}};
+                 {"kv_bytes", t->kv},
+                 {"kvstore_process_bytes", t->store},
+                 {"retriever_process_bytes", t->retriever},
+                 {"decoder_process_bytes", t->decoder}};
     json_t *o = json_object();
     for (size_t i = 0; i < sizeof terms / sizeof *terms; i++)
         json_object_set_new(o, terms[i].name, json_integer((json_int_t)terms[i].bytes));
@@ -365,7 +409,7 @@ int plan_main(int argc, char **argv)
     struct plan plan = {.exact = 1, .requests = 1, .budget = 2048};
     int opt, index = 0;
     optind = 0;
-    while ((opt = getopt_long(argc, argv, "+m:H:h", long_options, &index)) != -1) {
+    while ((opt = getopt_long(argc, argv, "+m:H:c:h", long_options, &index)) != -1) {
         if (opt == 'h') {
             fputs(usage_text, stdout);
             return 0;
@@ -377,6 +421,7 @@ int plan_main(int argc, char **argv)
                     "specontext plan: %s: found %s, expected another value; see specontext plan --help\n",
                     opt == 'm'   ? "--model"
                     : opt == 'H' ? "--head"
+                    : opt == 'c' ? "--ctx-size"
                                  : long_options[index].name,
                     optarg);
             return 2;

@@ -363,7 +363,9 @@ static void on_tick(void *arg)
 {
     struct run *run = arg;
     send_requests(run);
-    if ((run->stage == CANCELLING || run->stage == SETTLING) && clock_now_ns() >= run->deadline_ns)
+    int64_t over = clock_now_ns() - run->deadline_ns;
+    bool waits = run->stage == SETTLING && over < SUPERVISE_ENDING_NS && supervise_ending(run->supervise);
+    if ((run->stage == CANCELLING || run->stage == SETTLING) && over >= 0 && !waits)
         finish(run);
 }
 
@@ -392,7 +394,7 @@ static int prepare(struct run *run, struct err *err)
         return r;
     run->sequences = mem_alloc(run->prompts.count, sizeof *run->sequences);
     for (uint32_t i = 0; i < run->prompts.count; i++)
-        sequence_init(&run->sequences[i], &run->prompts.list[i]);
+        sequence_begin(&run->sequences[i], &run->prompts.list[i]);
     return session_head(o->head, run->model, run->head, err);
 }
 
@@ -408,6 +410,7 @@ static int start(struct run *run, struct err *err)
         .context = run->context,
         .head = run->head,
         .sequences = run->prompts.count < sequences ? run->prompts.count : sequences,
+        .requests = run->prompts.count,
         .budget = run->budget_max,
     };
     int r = session_start(&config, &plan, &run->supervise, &run->client, err);

@@ -5,7 +5,7 @@
 
 #include "base/clock.h"
 
-void sequence_init(struct sequence *s, const struct token_buf *prompt)
+void sequence_begin(struct sequence *s, const struct token_buf *prompt)
 {
     *s = (struct sequence){.prompt = prompt};
     detok_init(&s->detok);

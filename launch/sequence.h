@@ -20,7 +20,7 @@ struct sequence {
     struct msg_done done; /* valid when finished */
 };
 
-void sequence_init(struct sequence *sequence, const struct token_buf *prompt);
+void sequence_begin(struct sequence *sequence, const struct token_buf *prompt);
 void sequence_free(struct sequence *sequence); /* accepts a zeroed one, leaves it zeroed */
 
 /* Takes new ids; the text that they add stands at the end of sequence->text. */

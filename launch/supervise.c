@@ -26,7 +26,8 @@
 #define TICK_NS (50 * CLOCK_MS)
 /* The death of one part makes others exit by their own decision; so long a plain exit waits for the news of a
  * violent end, which then is the one to name. */
-#define SETTLE_NS (100 * CLOCK_MS)
+#define SETTLE_NS       (100 * CLOCK_MS)
+#define PROCESS_EXITING 0x4u /* PF_EXITING: the same in all kernels that we run on */
 /* Who is stopped while starting is lost after this part of the time for starting: 4 s, as on the bus. */
 #define STOPPED_SHARE 15
 
@@ -350,6 +351,54 @@ static int stopped_by(const struct part *part)
     return info.si_status;
 }
 
+/* The flags of a process, 0 where it is gone; the ninth field of its line in /proc. */
+static unsigned process_flags(pid_t pid)
+{
+    char path[32], line[512];
+    unsigned flags = 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    FILE *from = fopen(path, "re");
+    char *end = from && fgets(line, sizeof line, from) ? strrchr(line, ')') : NULL;
+    if (!end || sscanf(end + 1, " %*c %*d %*d %*d %*d %*d %u", &flags) != 1)
+        flags = 0;
+    if (from)
+        fclose(from);
+    return flags;
+}
+
+bool supervise_ending(const struct supervise *s)
+{
+    for (int i = 0; i < s->count; i++)
+        if (s->parts[i].pidfd >= 0 && process_flags(s->parts[i].pid) & PROCESS_EXITING)
+            return true;
+    return false;
+}
+
+/* Whether the first unexpected end may be told: one by a signal is known, or none will be. */
+static bool is_settled(const struct supervise *s)
+{
+    int64_t now = clock_now_ns();
+    if (!s->settle_ns || now < s->settle_ns)
+        return false;
+    for (int i = 0; i < s->count; i++)
+        if (s->parts[i].pidfd < 0 && WIFSIGNALED(s->parts[i].wait_status))
+            return true;
+    return now >= s->settle_ns + SUPERVISE_ENDING_NS || !supervise_ending(s);
+}
+
+static void fail_silent(struct supervise *s, struct part *part, const char *why)
+{
+    char text[ERR_TEXT_MAX];
+    int number = stopped_by(part);
+    if (number)
+        snprintf(text, sizeof text, "%s (pid %d) does not answer: stopped by signal %d (%s)", part->program,
+                 (int)part->pid, number, strsignal(number));
+    else
+        snprintf(text, sizeof text, "%s (pid %d) does not answer: %s", part->program, (int)part->pid, why);
+    fail(s, text);
+    signal_part(part, SIGKILL); /* whoever hangs does not hear SIGTERM */
+}
+
 void supervise_lost(struct supervise *s, const char *program, const char *why)
 {
     struct part *part = find_part(s, program);
@@ -362,15 +411,7 @@ void supervise_lost(struct supervise *s, const char *program, const char *why)
         s->settle_ns = clock_now_ns() + SETTLE_NS;
         return;
     }
-    char text[ERR_TEXT_MAX];
-    int number = stopped_by(part);
-    if (number)
-        snprintf(text, sizeof text, "%s (pid %d) does not answer: stopped by signal %d (%s)", program,
-                 (int)part->pid, number, strsignal(number));
-    else
-        snprintf(text, sizeof text, "%s (pid %d) does not answer: %s", program, (int)part->pid, why);
-    fail(s, text);
-    signal_part(part, SIGKILL); /* whoever hangs does not hear SIGTERM */
+    fail_silent(s, part, why);
 }
 
 static void on_notify(void *arg, uint32_t events);
@@ -382,6 +423,11 @@ static void report_end(struct supervise *s)
     for (int i = 0; i < s->count; i++)
         if (s->parts[i].pidfd < 0 && WIFSIGNALED(s->parts[i].wait_status) && !WIFSIGNALED(part->wait_status))
             part = &s->parts[i];
+    for (int i = 0; i < s->count && !WIFSIGNALED(part->wait_status); i++)
+        if (stopped_by(&s->parts[i])) { /* its peers notice the silence when we do, and may end before */
+            fail_silent(s, &s->parts[i], "stopped");
+            return;
+        }
     const char *when = s->phase == STARTING ? " while starting" : "";
     char text[ERR_TEXT_MAX];
     if (WIFSIGNALED(part->wait_status)) {
@@ -418,7 +464,7 @@ static void on_end(void *arg, uint32_t events)
         if (WIFSIGNALED(part->wait_status))
             s->settle_ns = clock_now_ns();
     }
-    if (s->settle_ns && clock_now_ns() >= s->settle_ns)
+    if (is_settled(s))
         report_end(s);
     check_stopped(s);
 }
@@ -459,7 +505,7 @@ static void check_start(struct supervise *s)
 static void on_tick(void *arg)
 {
     struct supervise *s = arg;
-    if (s->settle_ns && clock_now_ns() >= s->settle_ns)
+    if (is_settled(s))
         report_end(s);
     if (s->phase == STARTING)
         check_start(s);

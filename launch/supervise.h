@@ -7,6 +7,7 @@
 #ifndef LAUNCH_SUPERVISE_H
 #define LAUNCH_SUPERVISE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
 
@@ -20,6 +21,8 @@
 #define SUPERVISE_START_MAX_NS (900 * CLOCK_S)  /* in all */
 #define SUPERVISE_STOP_NS      (1 * CLOCK_S)    /* from SIGTERM to SIGKILL at an ordinary end */
 #define SUPERVISE_FAIL_NS      (400 * CLOCK_MS) /* ... after a failure: seen by 4.5 s, gone by 5 s */
+
+#define SUPERVISE_ENDING_NS (1500 * CLOCK_MS) /* that a part's end may take from its death on */
 
 struct supervise;
 
@@ -63,6 +66,10 @@ pid_t supervise_pid(const struct supervise *supervise, const char *program);
 
 /* Another part of this program found that `program` does not answer any more: a failure. */
 void supervise_lost(struct supervise *supervise, const char *program, const char *why);
+
+/* Whether some part is on its way out: the kernel frees what it held before it tells its end, which takes
+ * long for memory that is pinned. Its end is then better news than what others say of it. */
+bool supervise_ending(const struct supervise *supervise);
 
 /* An ordinary end: SIGTERM, SUPERVISE_STOP_NS, SIGKILL; `stopped` follows. */
 void supervise_stop(struct supervise *supervise);

@@ -17,7 +17,7 @@
 
 struct options {
     const char *command, *model, *text, *file;
-    bool special, bos, json, ids, lines;
+    bool special, bos, json, ids, lines, bytes;
 };
 
 static const char tokenize_usage[] =
@@ -32,6 +32,7 @@ static const char tokenize_usage[] =
     "  -f, --file FILE     a file with the text; - for standard input\n"
     "      --special       text that spells a control token becomes that token\n"
     "      --bos           as a prompt: with the token that begins a text, if the model wants one\n"
+    "      --bytes         any bytes, also such as are no UTF-8, and none changed: no normalization\n"
     "      --ids           ids only, on one line\n"
     "      --lines         each line of the text by itself: a line of ids for it\n"
     "      --json          a JSON object\n";
@@ -44,16 +45,23 @@ static const char detokenize_usage[] =
     "\n"
     "  -m, --model MODEL   GGUF file, Hugging Face folder, or a tokenizer.json\n"
     "      --special       print control tokens too\n"
+    "      --bytes         the tokens' own bytes, also such as are no UTF-8\n"
     "      --json          a JSON object\n";
 
-enum { OPT_SPECIAL = 256, OPT_BOS, OPT_IDS, OPT_LINES, OPT_JSON };
+enum { OPT_SPECIAL = 256, OPT_BOS, OPT_IDS, OPT_LINES, OPT_JSON, OPT_BYTES };
 
 static const struct option long_options[] = {
-    {"model", required_argument, NULL, 'm'}, {"prompt", required_argument, NULL, 'p'},
-    {"file", required_argument, NULL, 'f'},  {"special", no_argument, NULL, OPT_SPECIAL},
-    {"bos", no_argument, NULL, OPT_BOS},     {"ids", no_argument, NULL, OPT_IDS},
-    {"lines", no_argument, NULL, OPT_LINES}, {"json", no_argument, NULL, OPT_JSON},
-    {"help", no_argument, NULL, 'h'},        {0},
+    {"model", required_argument, NULL, 'm'},
+    {"prompt", required_argument, NULL, 'p'},
+    {"file", required_argument, NULL, 'f'},
+    {"special", no_argument, NULL, OPT_SPECIAL},
+    {"bos", no_argument, NULL, OPT_BOS},
+    {"ids", no_argument, NULL, OPT_IDS},
+    {"lines", no_argument, NULL, OPT_LINES},
+    {"json", no_argument, NULL, OPT_JSON},
+    {"bytes", no_argument, NULL, OPT_BYTES},
+    {"help", no_argument, NULL, 'h'},
+    {0},
 };
 
 static int usage_error(const struct options *o, const char *what)
@@ -94,6 +102,9 @@ static int read_options(struct options *o, int argc, char **argv, const char *us
         case OPT_JSON:
             o->json = true;
             break;
+        case OPT_BYTES:
+            o->bytes = true;
+            break;
         case 'h':
             fputs(usage, stdout);
             return 0;
@@ -103,6 +114,9 @@ static int read_options(struct options *o, int argc, char **argv, const char *us
     }
     if (!o->model)
         return usage_error(o, "-m MODEL is missing");
+    if (o->bytes && (o->bos || (encode ? o->special : o->json)))
+        return usage_error(o, encode ? "--bytes: not together with --special or --bos"
+                                     : "--bytes: not together with --json");
     if (o->text && o->file)
         return usage_error(o, "found both -p and -f, expected one of them");
     return -1;
@@ -173,6 +187,8 @@ static int print_tokens(const struct options *o, const struct tokenizer *t, cons
 static int encode(const struct options *o, const struct tokenizer *t, const char *text, size_t bytes,
                   struct token_buf *ids, struct err *err)
 {
+    if (o->bytes)
+        return tokenizer_encode_bytes(t, text, bytes, ids, err);
     return o->bos ? tokenizer_encode_prompt(t, text, bytes, o->special, ids, err)
                   : tokenizer_encode(t, text, bytes, o->special, ids, err);
 }
@@ -272,9 +288,13 @@ static void decode(const struct options *o, const struct tokenizer *t, const str
     for (size_t i = 0; i < ids->count; i++) {
         size_t bytes;
         const char *text = tokenizer_bytes(t, ids->ids[i], &bytes);
-        if (o->special && tokenizer_is_control(t, ids->ids[i])) {
+        bool control = tokenizer_is_control(t, ids->ids[i]);
+        if (o->special && control) {
             detok_finish(&detok, out);
             text_buf_append(out, text, bytes);
+        } else if (o->bytes) {
+            if (!control)
+                text_buf_append(out, text, bytes);
         } else {
             detok_push(&detok, t, ids->ids[i], out);
         }

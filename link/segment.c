@@ -20,7 +20,8 @@ static int map_file(int fd, uint64_t bytes, uint64_t reserve, struct segment *re
                    ? MAP_FAILED
                    : mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (at == MAP_FAILED)
-        return err_set(err, -ENOMEM, "segment: cannot map %llu bytes", (unsigned long long)length);
+        return err_set(err, -ENOMEM, "segment: no room in the address space for %llu bytes (ulimit -v)",
+                       (unsigned long long)length);
     *ret = (struct segment){.fd = fd, .at = at, .bytes = bytes, .reserve = reserve};
     return 0;
 }
@@ -119,7 +120,8 @@ int segment_grow(struct segment *segment, uint64_t bytes, struct err *err)
     if (!segment->reserve) {
         void *at = mremap(segment->at, segment->bytes, bytes, MREMAP_MAYMOVE);
         if (at == MAP_FAILED)
-            return err_set(err, -ENOMEM, "segment: cannot map %llu bytes", (unsigned long long)bytes);
+            return err_set(err, -ENOMEM, "segment: no room in the address space for %llu bytes (ulimit -v)",
+                           (unsigned long long)bytes);
         segment->at = at;
     }
     segment->bytes = bytes;

@@ -7,7 +7,7 @@ C_FILES = $(shell git ls-files '*.c' '*.h')
 
 # Objects of test binaries are kept, so that a second make has nothing to do.
 .SECONDARY:
-.PHONY: eval unit-tests tests benches fuzz fuzz-targets cuda cuda-if-there
+.PHONY: eval ablation unit-tests tests benches fuzz fuzz-targets cuda cuda-if-there
 
 help:
 	@echo "make            all programs into build/bin"
@@ -20,7 +20,8 @@ help:
 	@echo "make bundle     build/bundle: programs with the libraries that a bare machine lacks"
 	@echo "make fuzz       FUZZ_SECONDS=60: fuzz targets of messages and file formats, under sanitizers"
 	@echo "make bench      micro-benchmarks and the whole, with floors; LLAMA_PYTHON=python with llama_cpp: beside llama.cpp"
-	@echo "make eval       EVAL_FLAGS=: the retrieval heads, and sparse against full attention, on texts and tasks"
+	@echo "make ablation   retrieval heads and all ways to select, on texts: attention found, sparse against full"
+	@echo "make eval       that, tasks and long generations; EVAL_DEVICE=cuda:0, else hours; EVAL_FLAGS="
 	@echo "make install    PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)"
 	@echo "make format | lint | clean"
 	@echo "knobs           CC=gcc|clang SAN=1|thread V=1"
@@ -87,16 +88,26 @@ bundle: all
 	$(Q)! [ -x $(CUDA_HOME)/bin/nvcc ] || $(AGAIN) -f mk/cuda.mk
 	$(Q)mk/bundle.sh build/bundle $(BUNDLE_TESTS)
 
-# Retrieval heads on texts that none was trained on, and tasks. The texts: tools/eval_texts.py says what they are.
-EVAL_TEXTS := build/eval/novel.txt build/eval/jargon.txt build/eval/sqlite.txt
-EVAL_HEADS := -H heads/SmolLM2-135M-Instruct.safetensors -H bootstrap -H newest
-EVAL_FLAGS ?=
-eval: deps model
-	$(Q)$(AGAIN) CC=gcc SAN= all
+# Retrieval heads on texts that none was trained on (tools/eval_texts.py says what they are): oracles, sparse against
+# full attention and what each choice is worth (ablation); tasks; long generations. EVAL_DEVICE=cuda:0: minutes; on a
+# CPU hours. Tables on standard output, JSON and the plot in build/eval.
+EVAL_TEXTS  := build/eval/novel.txt build/eval/jargon.txt build/eval/sqlite.txt
+EVAL_HEAD   := heads/SmolLM2-135M-Instruct.safetensors
+EVAL_DEVICE ?= cpu
+EVAL_FLAGS  ?=
+EVAL_ALL     = --device $(EVAL_DEVICE) $(EVAL_FLAGS)
+$(EVAL_TEXTS) &:
 	$(Q)python3 tools/eval_texts.py --out build/eval
-	$(Q)build/bin/specontext eval -m $(BENCH_MODEL) $(EVAL_HEADS) $(EVAL_TEXTS:%=-f %) --budget 512,1024 \
-	    --context 8192 --from 4096 --steps 512 --plot build/eval/mass.svg --tasks all --items 10 \
-	    --task-context 1024,2048,4096 --long-generation 2048 --long-seeds 1 $(EVAL_FLAGS)
+ablation: deps model
+	$(Q)$(AGAIN) CC=gcc SAN= all $(EVAL_TEXTS)
+	$(Q)bench/heads.sh build/bin $(BENCH_MODEL) $(EVAL_HEAD) $(EVAL_TEXTS) -- --context 8192 --from 4096 --steps 512 \
+	    --plot build/eval/mass.svg --json-file build/eval/ablation.json $(EVAL_ALL)
+eval: ablation
+	$(Q)build/bin/specontext eval -m $(BENCH_MODEL) -H $(EVAL_HEAD) -H bootstrap -H newest --budget 1024 --tasks all \
+	    --items 500 --task-floor 0.5 --task-context 2048,4096 --json-file build/eval/tasks.json $(EVAL_ALL)
+	$(Q)build/bin/specontext eval -m $(BENCH_MODEL) -H $(EVAL_HEAD) -H newest --budget 512,1024 $(EVAL_TEXTS:%=-f %) \
+	    --no-texts --long-generation 6144 --long-prompt 2048 --long-prompts 2 --long-seeds 1 \
+	    --json-file build/eval/long.json $(EVAL_ALL)
 
 # The programs find each other beside themselves, so they go into one folder.
 install: all

@@ -141,12 +141,13 @@ static int encode_nfc(const struct tokenizer *t, struct name text, struct token_
     return rc;
 }
 
-/* Spaces stand as themselves in `raw`; U+2581 in the text means a space too, as SentencePiece has it. */
-static void encode_spm(const struct tokenizer *t, struct name text, bool first, struct token_buf *out)
+/* Spaces stand as themselves in `raw`; U+2581 in the text means a space too, as SentencePiece has it.
+ * `space_before`: one is put before the text. */
+static void encode_spm(const struct tokenizer *t, struct name text, bool space_before, struct token_buf *out)
 {
     char *spaced = mem_alloc(text.bytes + 1, 1);
     size_t bytes = 0;
-    if (t->add_space && (first || !t->vocab->space_first))
+    if (space_before)
         spaced[bytes++] = ' ';
     for (size_t at = 0; at < text.bytes;) {
         bool space = text.bytes - at >= 3 && !memcmp(text.text + at, "\xe2\x96\x81", 3);
@@ -180,7 +181,7 @@ static int encode_plain(const struct tokenizer *t, struct name text, bool first,
     if (text.bytes == 0)
         return 0;
     if (t->vocab->kind == VOCAB_KIND_SPM) {
-        encode_spm(t, text, first, out);
+        encode_spm(t, text, t->add_space && (first || !t->vocab->space_first), out);
         return 0;
     }
     return t->nfc && may_need_nfc(text) ? encode_nfc(t, text, out, err) : encode_bpe(t, text, out, err);
@@ -257,6 +258,70 @@ int tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t
                        (unsigned)(uint8_t)text[valid]);
     size_t before = out->count;
     int rc = encode_marked(tokenizer, &tokenizer->marks[special], (struct name){text, bytes}, out, err);
+    if (rc < 0)
+        out->count = before;
+    return rc;
+}
+
+/* The token of one byte; nothing where the vocabulary lacks it. */
+static void encode_byte(const struct tokenizer *t, char byte, struct token_buf *out)
+{
+    uint32_t id = t->byte_ids[(uint8_t)byte];
+    if (id != TOKENIZER_NO_TOKEN)
+        token_buf_push(out, id);
+}
+
+/* A SentencePiece vocabulary reads U+2581 as a space, so here the bytes of that character stand for it. */
+static void encode_spm_exact(const struct tokenizer *t, struct name text, struct token_buf *out)
+{
+    static const char mark[] = "\xe2\x96\x81";
+    while (text.bytes) {
+        const char *at = memmem(text.text, text.bytes, mark, 3);
+        size_t plain = at ? (size_t)(at - text.text) : text.bytes, taken = at ? plain + 3 : plain;
+        if (plain)
+            encode_spm(t, (struct name){text.text, plain}, false, out);
+        for (size_t i = plain; i < taken; i++)
+            encode_byte(t, text.text[i], out);
+        text = (struct name){text.text + taken, text.bytes - taken};
+    }
+}
+
+/* Whether the tokens from `from` on stand for exactly these bytes; *ret_at: where they stop to. */
+static bool stands_for(const struct tokenizer *t, const struct token_buf *ids, size_t from, struct name text,
+                       size_t *ret_at)
+{
+    size_t at = 0;
+    bool equal = true;
+    for (size_t i = from; i < ids->count && equal; i++) {
+        struct name raw = t->raw[ids->ids[i]];
+        equal = raw.bytes <= text.bytes - at && !memcmp(raw.text, text.text + at, raw.bytes);
+        at += equal ? raw.bytes : 0;
+    }
+    *ret_at = at;
+    return equal && at == text.bytes;
+}
+
+int tokenizer_encode_bytes(const struct tokenizer *tokenizer, const char *data, size_t bytes,
+                           struct token_buf *out, struct err *err)
+{
+    if (bytes > TOKENIZER_TEXT_MAX)
+        return err_set(err, -E2BIG, "text: length: found %zu bytes, expected at most %u", bytes,
+                       TOKENIZER_TEXT_MAX);
+    size_t before = out->count, at = 0;
+    int rc = 0;
+    while (at < bytes && !rc) {
+        struct name text = {data + at, utf8_valid(data + at, bytes - at)};
+        if (text.bytes && tokenizer->vocab->kind == VOCAB_KIND_SPM)
+            encode_spm_exact(tokenizer, text, out);
+        else if (text.bytes)
+            rc = encode_bpe(tokenizer, text, out, err);
+        at += text.bytes;
+        if (at < bytes && !rc)
+            encode_byte(tokenizer, data[at++], out);
+    }
+    if (!rc && !stands_for(tokenizer, out, before, (struct name){data, bytes}, &at))
+        rc = err_set(err, -ENOTSUP, "text: byte %zu: found %02x, which the vocabulary has no token for", at,
+                     (unsigned)(uint8_t)data[at]);
     if (rc < 0)
         out->count = before;
     return rc;

@@ -42,6 +42,12 @@ void tokenizer_free(struct tokenizer **tokenizer);
 int tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t bytes, bool special,
                      struct token_buf *out, struct err *err);
 
+/* Appends ids that stand for exactly these bytes, whatever they are: nothing is normalized, no space is
+ * added, no control token comes out, and a byte that is no UTF-8 becomes the token of that byte. -ENOTSUP
+ * with the offset of a byte that the vocabulary has no token for; else errors as tokenizer_encode. */
+int tokenizer_encode_bytes(const struct tokenizer *tokenizer, const char *data, size_t bytes,
+                           struct token_buf *out, struct err *err);
+
 /* As tokenizer_encode for the whole of a prompt: puts BOS first if the model wants it, once even when the
  * text spells it itself. `out` must be empty. */
 int tokenizer_encode_prompt(const struct tokenizer *tokenizer, const char *text, size_t bytes, bool special,

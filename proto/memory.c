@@ -41,11 +41,12 @@ uint64_t memory_staging_slabs(const struct kv_layout *layout, uint32_t tokens)
     return 2 * run_layers_max(layout) * page_slabs(layout, pages);
 }
 
-uint32_t memory_staging_tokens(const struct kv_layout *layout, uint64_t device_bytes)
+uint32_t memory_staging_tokens(const struct kv_layout *layout, uint64_t device_bytes, uint32_t slots)
 {
-    uint64_t slab_bytes = layout_slab_bytes(layout);
-    uint64_t slabs =
-        device_bytes / slab_bytes / 2 / (2 * run_layers_max(layout)); /* of one layer and buffer */
+    uint64_t slab_bytes = layout_slab_bytes(layout), all = device_bytes / slab_bytes;
+    uint64_t one = layout->layers * slot_slabs(layout, memory_slots(slots, layout->context_max));
+    uint64_t most = all > one && all - one > all / 2 ? all - one : all / 2;
+    uint64_t slabs = most / (2 * run_layers_max(layout)); /* of one layer and buffer */
     uint64_t pages = (slabs ? slabs : 1) * (slab_bytes / layout_page_bytes(layout));
     uint64_t wanted = divide_up(layout->context_max, BLOCK_TOKENS);
     return (uint32_t)((pages < wanted ? pages : wanted) * BLOCK_TOKENS);
@@ -64,6 +65,18 @@ uint64_t memory_device_slabs(const struct kv_layout *layout, const struct memory
     return slabs;
 }
 
+uint64_t memory_kept_slabs(const struct kv_layout *layout, const struct memory_load *load, uint32_t context,
+                           uint32_t resident)
+{
+    uint64_t ahead = context + (uint64_t)BLOCK_TOKENS;
+    uint32_t positions = ahead < layout->context_max ? (uint32_t)ahead : layout->context_max;
+    uint64_t pages = (uint64_t)load->requests * divide_up(positions, BLOCK_TOKENS),
+             slots = load->requests * slot_slabs(layout, memory_slots(load->slots, positions)),
+             layers = layout->layers - resident + (resident > 0 ? 1u : 0u);
+    return resident * page_slabs(layout, pages) + layers * slots +
+           memory_staging_slabs(layout, load->staging_tokens);
+}
+
 uint32_t memory_exact_threshold(const struct kv_layout *layout, const struct memory_load *load,
                                 uint64_t device_bytes, uint32_t resident)
 {
@@ -73,7 +86,7 @@ uint32_t memory_exact_threshold(const struct kv_layout *layout, const struct mem
                  layout->context_max; /* low fits (or is 0), above high does not: slabs grow with context */
     while (low < high) {
         uint32_t middle = low + (high - low + 1) / 2;
-        if (memory_device_slabs(layout, load, middle, resident) <= slabs)
+        if (memory_kept_slabs(layout, load, middle, resident) <= slabs)
             low = middle;
         else
             high = middle - 1;

@@ -39,15 +39,23 @@ static inline uint32_t memory_slots(uint32_t slots, uint32_t capacity)
 /* Slabs of both staging buffers; slab sizes by layout_slab_bytes. */
 uint64_t memory_staging_slabs(const struct kv_layout *layout, uint32_t tokens);
 
-/* Positions that the store's staging buffers hold: the layout's context, but at most half of the device. */
-uint32_t memory_staging_tokens(const struct kv_layout *layout, uint64_t device_bytes);
+/* Positions that the store's staging buffers hold: the layout's context, if half of the device takes them, or
+ * all of it but the slots of one sequence: else a sequence of that length could not run at all. */
+uint32_t memory_staging_tokens(const struct kv_layout *layout, uint64_t device_bytes, uint32_t slots);
 
 /* Device slabs for the load at `context` positions a request with layers [0, resident) on the device.
  * `resident` is a run boundary. */
 uint64_t memory_device_slabs(const struct kv_layout *layout, const struct memory_load *load, uint32_t context,
                              uint32_t resident);
 
-/* Longest context (<= layout->context_max) that fits `device_bytes`; 0 when not even one position fits. */
+/* Device slabs that the store wants to see before it keeps layers [0, resident) there at `context` positions
+ * a request: pages a block ahead, so that a proposal comes in time, and, unless all layers are offloaded, the
+ * slots of one layer more, which are taken before its pages are given; staging buffers always. */
+uint64_t memory_kept_slabs(const struct kv_layout *layout, const struct memory_load *load, uint32_t context,
+                           uint32_t resident);
+
+/* Longest context (<= layout->context_max) at which the store keeps layers [0, resident) in `device_bytes`;
+ * 0 when not even one position fits. */
 uint32_t memory_exact_threshold(const struct kv_layout *layout, const struct memory_load *load,
                                 uint64_t device_bytes, uint32_t resident);
 

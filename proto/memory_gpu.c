@@ -7,8 +7,9 @@
 enum {
     ATTENTION_PART = 256, /* list entries of one part of attention's work */
     SCORES_PART = 512,    /* keys of one part of the retriever's */
-    INDEX_SHARE = 16,     /* of the work: selected positions between two waits */
-    MASSES = 4,           /* of a list */
+    INDEX_SHARE = 16,     /* of the work: selected positions of a slice; changes between two waits */
+    SET_WORD = 32,        /* positions that a word of a set tells of */
+    MASSES = 2,           /* of a list */
     KEY_BYTES = 2
 };
 
@@ -51,12 +52,16 @@ void memory_gpu_retriever(const struct memory_gpu_head *h, uint32_t context, uin
     ret->scores = ret->slice * scores;
     ret->pooled = ret->slice * pooled;
     ret->index = larger(pooled, work / INDEX_SHARE);
+    /* One query's lists may lose all that they had, and get as much. */
+    ret->changes = larger(2 * h->groups * pooled, work / INDEX_SHARE) / 16 * 16;
+    ret->sets = sequences * (uint64_t)h->groups * h->kv_heads * 2 * parts(context, SET_WORD) * 4;
     uint64_t of_a_token = 2 * inputs + 4 * kv_row + 4 * (uint64_t)h->rope_dims + features_row;
     uint64_t numbers = 5 * LIMIT_STEP_TOKENS + (MEMORY_GPU_TAPS - 1) * LIMIT_SEQUENCES +
-                       (MEMORY_GPU_TAPS + 7) * LIMIT_SEQUENCES;
-    ret->workspace = ret->scores + 2 * ret->pooled + ret->index + MEMORY_GPU_CHUNK * of_a_token +
+                       (MEMORY_GPU_TAPS + 8) * LIMIT_SEQUENCES + 1;
+    ret->workspace = ret->scores + 2 * ret->pooled + 2 * ret->index + ret->sets + ret->changes +
+                     MEMORY_GPU_CHUNK * of_a_token +
                      4 * (uint64_t)h->groups * LIMIT_SEQUENCES * h->q_heads * h->head_dim +
-                     4 * lists * (1 + (uint64_t)MASSES * h->groups) + 4 * numbers;
+                     4 * lists * (2 + (MASSES + UINT64_C(2)) * h->groups) + 4 * numbers;
 }
 
 uint64_t memory_gpu_tables(const struct kv_layout *layout, const struct memory_gpu_load *load)

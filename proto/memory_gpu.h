@@ -9,8 +9,10 @@
 
 #define MEMORY_GPU_CONTEXT (UINT64_C(600) << 20) /* of a process, where it was not measured */
 #define MEMORY_GPU_LIBRARIES \
-    (UINT64_C(64) << 20)                         /* of a process that multiplies: workspace, plans, kernels */
-#define MEMORY_GPU_ROUNDING (UINT64_C(16) << 20) /* of a process: allocations end on large pages */
+    (UINT64_C(36) << 20)                         /* of a process that multiplies: workspace, plans, kernels */
+#define MEMORY_GPU_ROUNDING (UINT64_C(8) << 20)  /* of a process: allocations end on large pages */
+#define MEMORY_GPU_MPS      (UINT64_C(80) << 20) /* of the MPS server, where there is one */
+#define MEMORY_GPU_MAPPING  512u                 /* bytes of host memory for one of the card's tables */
 #define MEMORY_GPU_WORK     (UINT64_C(256) << 20) /* scores and weights that the retriever makes at a time */
 #define MEMORY_GPU_CHUNK    256u  /* tokens that go through the retriever's products together */
 #define MEMORY_GPU_TAPS     64u   /* most tokens of such a sum */
@@ -44,7 +46,9 @@ struct memory_gpu_retriever {
     uint64_t group_bytes;           /* of all sequences */
     uint64_t keys;                  /* of all groups */
     uint32_t slice;                 /* queries whose scores fit at full context */
-    uint64_t scores, pooled, index; /* bytes of these buffers; there are two of `pooled` */
+    uint64_t scores, pooled, index; /* bytes of these buffers; there are two of the last two */
+    uint64_t sets;                  /* bits of the last two selections of every sequence */
+    uint64_t changes;               /* positions that go to the host between two waits */
     uint64_t workspace;             /* these and all activations */
 };
 

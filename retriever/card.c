@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -18,7 +19,7 @@
 #include "retriever/card_private.h"
 #include "retriever/mix.h"
 
-enum { KEY_BYTES = sizeof(uint16_t), UPLOAD_ROWS = 512 };
+enum { KEY_BYTES = sizeof(uint16_t), UPLOAD_ROWS = 512, LANDED_BYTES = 64 };
 
 _Static_assert(CUDA_KEYS_CHUNK == 512, "memory_gpu_retriever counts parts of this size");
 _Static_assert(MEMORY_GPU_TAPS == HEAD_TAPS_MAX, "memory_gpu_retriever counts lists of this reach");
@@ -30,6 +31,10 @@ void card_must(struct card *c, int rc, const char *what)
     struct err err = {0};
     if (rc >= 0)
         return;
+    if (c->capturing) { /* nothing has been done yet: find_graph goes on without */
+        c->capture_rc = c->capture_rc ? c->capture_rc : rc;
+        return;
+    }
     if (c->api->check(c->gpu, &err) == 0)
         err_set(&err, rc, "%s", strerror(-rc));
     log_error("GPU %s: %s: %s", c->api->info(c->gpu)->uuid, what, err.text);
@@ -61,7 +66,7 @@ static int check_options(const struct card_options *o, struct err *err)
 /* ---- memory -------------------------------------------------------------------------------------------- */
 
 /* Takes memory of a kind; the first failure stays in *rc. */
-static void *take(struct card *c, uint64_t bytes, uint64_t *kind, int *rc, struct err *err)
+void *card_take(struct card *c, uint64_t bytes, uint64_t *kind, int *rc, struct err *err)
 {
     void *at = NULL;
     CHECK(c->owned_count < (int)(sizeof c->owned / sizeof *c->owned));
@@ -74,15 +79,22 @@ static void *take(struct card *c, uint64_t bytes, uint64_t *kind, int *rc, struc
     return at;
 }
 
-static void *take_pinned(struct card *c, uint64_t bytes, int *rc, struct err *err)
+static void *take_mapped(struct card *c, uint64_t bytes, uint32_t **ret_device, int *rc, struct err *err)
 {
-    void *at = NULL, *device;
+    void *at = NULL, *device = NULL;
     CHECK(c->pinned_count < (int)(sizeof c->pinned / sizeof *c->pinned));
     if (*rc == 0)
         *rc = c->api->alloc_host(c->gpu, bytes, &at, &device, err);
     if (*rc == 0)
         c->pinned[c->pinned_count++] = at;
+    *ret_device = device;
     return at;
+}
+
+static void *take_pinned(struct card *c, uint64_t bytes, int *rc, struct err *err)
+{
+    uint32_t *device;
+    return take_mapped(c, bytes, &device, rc, err);
 }
 
 static int check_room(struct card *c, struct err *err)
@@ -102,22 +114,11 @@ static int check_room(struct card *c, struct err *err)
                    need->keys >> 20, need->workspace >> 20, room >> 20);
 }
 
-/* What features of the model take, beside the groups' share. */
-static void take_features(struct card *c, const struct head_shared *shared, int *rc, struct err *err)
+/* Masses, and counts of changes behind them. */
+uint64_t card_results_bytes(const struct card *c)
 {
-    struct card_features *f = &c->features;
-    uint64_t hidden = c->config->hidden, *work = &c->bytes.workspace;
-    if (!f->inputs)
-        return;
-    f->fc = take(c, 2 * hidden * f->inputs, &c->bytes.weights, rc, err);
-    f->norm = take(c, 4 * hidden, &c->bytes.weights, rc, err);
-    f->x = take(c, 2 * CARD_TILE * f->inputs, work, rc, err);
-    f->g = take(c, 4 * CARD_TILE * hidden, work, rc, err);
-    f->normed = take(c, 2 * CARD_TILE * hidden, work, rc, err);
-    if (!shared->feature_input_norm.data)
-        return;
-    f->input_norm = take(c, 4 * f->inputs, &c->bytes.weights, rc, err);
-    f->wide = take(c, 4 * CARD_TILE * f->inputs, work, rc, err);
+    uint64_t lists = (uint64_t)LIMIT_SEQUENCES * c->config->kv_heads;
+    return 4 * lists * (CARD_MASSES + 2) * c->config->groups;
 }
 
 static int take_memory(struct card *c, const struct head *head, struct err *err)
@@ -128,45 +129,55 @@ static int take_memory(struct card *c, const struct head *head, struct err *err)
     uint64_t q_row = (uint64_t)h->q_heads * h->head_dim, k_row = (uint64_t)h->kv_heads * h->head_dim;
     uint64_t lists = (uint64_t)LIMIT_SEQUENCES * h->kv_heads;
     int rc = check_room(c, err);
-    c->table = take(c, 2 * (uint64_t)h->vocab * h->hidden, &b->weights, &rc, err);
-    c->row_scale = take(c, 4 * (uint64_t)h->vocab, &b->weights, &rc, err);
+    c->table = card_take(c, 2 * (uint64_t)h->vocab * h->hidden, &b->weights, &rc, err);
+    c->row_scale = card_take(c, 4 * (uint64_t)h->vocab, &b->weights, &rc, err);
     for (uint32_t g = 0; g < h->groups; g++) {
-        c->group[g].norm = take(c, 4 * h->hidden, &b->weights, &rc, err);
+        c->group[g].norm = card_take(c, 4 * h->hidden, &b->weights, &rc, err);
         if (groups[g].q_norm.data)
-            c->group[g].q_norm = take(c, 4 * h->head_dim, &b->weights, &rc, err);
+            c->group[g].q_norm = card_take(c, 4 * h->head_dim, &b->weights, &rc, err);
         if (groups[g].k_norm.data)
-            c->group[g].k_norm = take(c, 4 * h->head_dim, &b->weights, &rc, err);
-        c->group[g].q = take(c, 2 * q_row * c->inputs, &b->weights, &rc, err);
-        c->group[g].k = take(c, 2 * k_row * c->inputs, &b->weights, &rc, err);
-        c->group[g].taps = take(c, 4 * (uint64_t)c->views * c->taps, &b->weights, &rc, err);
+            c->group[g].k_norm = card_take(c, 4 * h->head_dim, &b->weights, &rc, err);
+        c->group[g].q = card_take(c, 2 * q_row * c->inputs, &b->weights, &rc, err);
+        c->group[g].k = card_take(c, 2 * k_row * c->inputs, &b->weights, &rc, err);
+        c->group[g].taps = card_take(c, 4 * (uint64_t)c->views * c->taps, &b->weights, &rc, err);
         if (c->features.inputs) {
-            c->group[g].q_features = take(c, 2 * q_row * h->hidden, &b->weights, &rc, err);
-            c->group[g].k_features = take(c, 2 * k_row * h->hidden, &b->weights, &rc, err);
+            c->group[g].q_features = card_take(c, 2 * q_row * h->hidden, &b->weights, &rc, err);
+            c->group[g].k_features = card_take(c, 2 * k_row * h->hidden, &b->weights, &rc, err);
         }
     }
-    take_features(c, head_shared(head), &rc, err);
-    c->inv_freq = take(c, 2 * h->rope.dims, &b->weights, &rc, err);
-    c->keys = take(c, h->groups * c->sizes.group_bytes, &b->keys, &rc, err);
-    c->key_at = take(c, 8 * c->sequences, &b->keys, &rc, err);
-    c->mixed = take(c, 2 * (uint64_t)CARD_TILE * c->inputs, &b->workspace, &rc, err);
-    c->k = take(c, 4 * CARD_TILE * k_row, &b->workspace, &rc, err);
-    c->angles = take(c, 4 * CARD_TILE * h->rope.dims, &b->workspace, &rc, err);
-    c->q = take(c, 4 * h->groups * LIMIT_SEQUENCES * q_row, &b->workspace, &rc, err);
-    c->work = take(c, c->sizes.scores, &b->workspace, &rc, err);
-    c->weights = take(c, c->sizes.pooled, &b->workspace, &rc, err);
-    c->ignored = take(c, c->sizes.pooled, &b->workspace, &rc, err);
-    c->index = take(c, c->sizes.index, &b->workspace, &rc, err);
-    c->counts = take(c, 4 * lists, &b->workspace, &rc, err);
-    c->masses = take(c, 4 * lists * CARD_MASSES * h->groups, &b->workspace, &rc, err);
-    c->tokens = take(c, sizeof *c->tokens, &b->workspace, &rc, err);
-    c->queries = take(c, sizeof *c->queries, &b->workspace, &rc, err);
-    c->ranges = take(c, sizeof *c->ranges, &b->workspace, &rc, err);
+    card_features_take(c, head_shared(head), &rc, err);
+    c->inv_freq = card_take(c, 2 * h->rope.dims, &b->weights, &rc, err);
+    c->keys = card_take(c, h->groups * c->sizes.group_bytes, &b->keys, &rc, err);
+    c->key_at = card_take(c, 8 * c->sequences, &b->keys, &rc, err);
+    c->mixed = card_take(c, 2 * (uint64_t)CARD_TILE * c->inputs, &b->workspace, &rc, err);
+    c->k = card_take(c, 4 * CARD_TILE * k_row, &b->workspace, &rc, err);
+    c->angles = card_take(c, 4 * CARD_TILE * h->rope.dims, &b->workspace, &rc, err);
+    c->q = card_take(c, 4 * h->groups * LIMIT_SEQUENCES * q_row, &b->workspace, &rc, err);
+    c->work = card_take(c, c->sizes.scores, &b->workspace, &rc, err);
+    for (int lane = 0; lane < 2; lane++) {
+        c->weights[lane] = card_take(c, c->sizes.pooled, &b->workspace, &rc, err);
+        c->index[lane] = card_take(c, c->sizes.index, &b->workspace, &rc, err);
+        c->counts[lane] = card_take(c, 4 * lists, &b->workspace, &rc, err);
+    }
+    c->ignored = (uint32_t *)c->weights[1];
+    c->masses = card_take(c, card_results_bytes(c), &b->workspace, &rc, err);
+    c->sets = card_take(c, c->sizes.sets, &b->workspace, &rc, err);
+    c->changes = card_take(c, c->sizes.changes, &b->workspace, &rc, err);
+    c->total = card_take(c, sizeof *c->total, &b->workspace, &rc, err);
+    c->tokens = card_take(c, sizeof *c->tokens, &b->workspace, &rc, err);
+    c->queries = card_take(c, sizeof *c->queries, &b->workspace, &rc, err);
+    c->ranges = card_take(c, sizeof *c->ranges, &b->workspace, &rc, err);
     c->host_ranges = take_pinned(c, sizeof *c->ranges, &rc, err);
     c->host_tokens = take_pinned(c, sizeof *c->tokens, &rc, err);
     c->host_queries = take_pinned(c, sizeof *c->queries, &rc, err);
     c->host_weights = take_pinned(c, c->sizes.pooled, &rc, err);
-    c->host_index = take_pinned(c, c->sizes.index, &rc, err);
-    c->host_masses = take_pinned(c, 4 * lists * CARD_MASSES * h->groups, &rc, err);
+    c->host_changes = take_mapped(c, c->sizes.changes, &c->host_changes_device, &rc, err);
+    c->host_sets = take_pinned(c, c->sizes.sets / c->sequences, &rc, err);
+    for (int i = 0; i < 2; i++)
+        c->host_masses[i] = take_pinned(c, card_results_bytes(c), &rc, err);
+    c->landed = take_mapped(c, LANDED_BYTES, &c->landed_device, &rc, err);
+    if (rc == 0)
+        atomic_store(c->landed, 0);
     return rc;
 }
 
@@ -223,8 +234,8 @@ static int upload_columns(struct card *c, struct compute *compute, void *to, con
     return rc;
 }
 
-static int upload_matrix(struct card *c, struct compute *compute, void *to, const struct model_tensor *t,
-                         float *ret_scale)
+int card_upload_matrix(struct card *c, struct compute *compute, void *to, const struct model_tensor *t,
+                       float *ret_scale)
 {
     return upload_columns(c, compute, to, &(struct columns){t, 0, t->cols}, ret_scale);
 }
@@ -233,10 +244,10 @@ static int upload_matrix(struct card *c, struct compute *compute, void *to, cons
 static int upload_table(struct card *c, const struct card_options *o)
 {
     float *scale = mem_alloc(c->config->vocab, sizeof *scale);
-    int rc = upload_matrix(c, o->compute, c->table,
-                           c->config->embedding == HEAD_EMBEDDING_OWN ? &head_shared(o->head)->embedding
-                                                                      : model_token_embedding(o->model),
-                           scale);
+    int rc = card_upload_matrix(c, o->compute, c->table,
+                                c->config->embedding == HEAD_EMBEDDING_OWN ? &head_shared(o->head)->embedding
+                                                                           : model_token_embedding(o->model),
+                                scale);
     if (rc == 0)
         rc = c->api->copy(c->row_scale, scale, 4 * (size_t)c->config->vocab, c->stream);
     int synced = c->api->stream_sync(c->stream);
@@ -272,17 +283,6 @@ static int upload_group(struct card *c, struct compute *compute, const struct he
     return rc;
 }
 
-static int upload_features(struct card *c, struct compute *compute, const struct head_shared *from)
-{
-    const struct card_features *f = &c->features;
-    int rc = f->inputs ? upload_matrix(c, compute, f->fc, &from->fc, NULL) : 0;
-    if (rc == 0 && f->inputs)
-        rc = c->api->copy(f->norm, from->feature_norm.data, 4 * (size_t)c->config->hidden, c->stream);
-    if (rc == 0 && f->input_norm)
-        rc = c->api->copy(f->input_norm, from->feature_input_norm.data, 4 * f->inputs, c->stream);
-    return rc;
-}
-
 static int upload(struct card *c, const struct card_options *o, struct err *err)
 {
     uint64_t *at = mem_alloc(c->sequences, sizeof *at);
@@ -292,7 +292,7 @@ static int upload(struct card *c, const struct card_options *o, struct err *err)
     for (uint32_t g = 0; g < c->config->groups && rc == 0; g++)
         rc = upload_group(c, o->compute, &head_groups(o->head)[g], &c->group[g]);
     if (rc == 0)
-        rc = upload_features(c, o->compute, head_shared(o->head));
+        rc = card_features_upload(c, o->compute, head_shared(o->head));
     if (rc == 0)
         rc = c->api->copy(c->inv_freq, c->rotation.inv_freq, 2 * (size_t)c->rotation.rope.dims, c->stream);
     if (rc == 0)
@@ -328,6 +328,16 @@ static struct memory_gpu_head sizes_of(const struct card *c, const struct head *
     return ret;
 }
 
+/* What follows on scores goes first: it is short, and the scores' many blocks would fill the card before. */
+static int make_streams(struct card *c, struct err *err)
+{
+    struct CUstream_st **const all[] = {&c->stream, &c->lane[0], &c->lane[1], &c->out};
+    int rc = 0;
+    for (size_t i = 0; i < sizeof all / sizeof *all && rc == 0; i++)
+        rc = c->api->stream_create(c->gpu, i == 0 ? GPU_PRIORITY_NORMAL : GPU_PRIORITY_HIGH, all[i], err);
+    return rc;
+}
+
 int card_create(const struct card_options *o, struct card **ret_card, struct err *err)
 {
     const struct gpu_api *api = NULL;
@@ -352,12 +362,11 @@ int card_create(const struct card_options *o, struct card **ret_card, struct err
     c->scratch.topk = mem_alloc(o->context, sizeof *c->scratch.topk);
     c->scratch.index = mem_alloc(o->context, sizeof *c->scratch.index);
     c->scratch.weights = mem_alloc(o->context, sizeof *c->scratch.weights);
-    c->slices = mem_alloc((size_t)c->config->groups * LIMIT_SEQUENCES, sizeof *c->slices);
     rc = projection_rotation(o->head, o->context, &c->rotation, err);
     if (rc == 0)
         rc = api->open(o->device, &c->gpu, err);
     if (rc == 0)
-        rc = api->stream_create(c->gpu, GPU_PRIORITY_NORMAL, &c->stream, err);
+        rc = make_streams(c, err);
     if (rc == 0)
         rc = take_memory(c, o->head, err);
     if (rc == 0)
@@ -374,8 +383,11 @@ void card_free(struct card **card)
     struct card *c = *card;
     if (!c)
         return;
-    if (c->stream)
-        c->api->stream_free(c->gpu, &c->stream);
+    card_drop_graphs(c);
+    struct CUstream_st **const streams[] = {&c->stream, &c->lane[0], &c->lane[1], &c->out};
+    for (size_t i = 0; i < sizeof streams / sizeof *streams; i++)
+        if (*streams[i])
+            c->api->stream_free(c->gpu, streams[i]);
     for (int i = 0; i < c->owned_count; i++)
         c->api->free(c->gpu, c->owned[i]);
     for (int i = 0; i < c->pinned_count; i++)
@@ -385,7 +397,6 @@ void card_free(struct card **card)
     mem_free(&c->scratch.topk);
     mem_free(&c->scratch.index);
     mem_free(&c->scratch.weights);
-    mem_free(&c->slices);
     mem_free(card);
 }
 
@@ -394,19 +405,14 @@ const struct model_rope *card_rope(const struct card *c)
     return &c->rotation.rope;
 }
 
+uint64_t card_graph_steps(const struct card *c)
+{
+    return c->graph_steps;
+}
+
 const struct gpu_info *card_info(const struct card *c)
 {
     return c->api->info(c->gpu);
-}
-
-const struct gpu_api *card_api(const struct card *c)
-{
-    return c->api;
-}
-
-struct gpu *card_gpu(const struct card *c)
-{
-    return c->gpu;
 }
 
 struct card_bytes card_bytes(const struct card *c)
@@ -419,7 +425,7 @@ struct card_bytes card_bytes(const struct card *c)
 
 uint64_t card_key_bytes(const struct card *c)
 {
-    return (uint64_t)c->config->groups * c->config->kv_heads * c->config->head_dim * KEY_BYTES;
+    return (uint64_t)card_lists(c) * c->config->head_dim * KEY_BYTES;
 }
 
 /* ---- projection ---------------------------------------------------------------------------------------- */
@@ -526,10 +532,38 @@ struct cuda_key_view card_keys(const struct card *c, uint32_t group)
                                   .type = DTYPE_F16};
 }
 
+/* Keys of what mix() made, into the cache. */
+static void make_keys(struct card *c, uint32_t group, const uint32_t *places, const struct batch *b)
+{
+    const struct head_config *h = c->config;
+    struct cuda_keys_append a = {.keys = card_keys(c, group),
+                                 .k = c->k,
+                                 .stride = (uint64_t)h->kv_heads * h->head_dim,
+                                 .rows = places,
+                                 .positions = b->positions,
+                                 .row_count = c->sequences,
+                                 .n = b->n,
+                                 .kv_heads = h->kv_heads,
+                                 .head_dim = h->head_dim};
+    multiply(c, c->k, c->group[group].k, c->group[group].k_features, h->kv_heads * h->head_dim, b->n);
+    norm_heads(c, c->k, c->group[group].k_norm, h->kv_heads, b->n);
+    rotate(c, c->k, h->kv_heads, b->n);
+    card_must(c, c->api->keys_append(&a, c->stream), "keys");
+}
+
+/* Queries of what mix() made. */
+static void make_group_queries(struct card *c, uint32_t group, const struct batch *b)
+{
+    const struct head_config *h = c->config;
+    float *q = c->q + (uint64_t)group * LIMIT_SEQUENCES * h->q_heads * h->head_dim;
+    multiply(c, q, c->group[group].q, c->group[group].q_features, h->q_heads * h->head_dim, b->n);
+    norm_heads(c, q, c->group[group].q_norm, h->q_heads, b->n);
+    rotate(c, q, h->q_heads, b->n);
+}
+
 /* Keys of tokens [first, first + n) of the step. */
 static void append_tile(struct card *c, uint32_t first, uint32_t n)
 {
-    const struct head_config *h = c->config;
     const struct batch b = {.ids = c->tokens->id,
                             .at = c->tokens->at + first,
                             .positions = c->tokens->position + first,
@@ -539,44 +573,31 @@ static void append_tile(struct card *c, uint32_t first, uint32_t n)
                                                   c->host_tokens->position + first, n};
     make_angles(c, &b);
     card_features_run(c, &features);
-    for (uint32_t g = 0; g < h->groups; g++) {
-        struct cuda_keys_append a = {.keys = card_keys(c, g),
-                                     .k = c->k,
-                                     .stride = (uint64_t)h->kv_heads * h->head_dim,
-                                     .rows = c->tokens->place + first,
-                                     .positions = b.positions,
-                                     .row_count = c->sequences,
-                                     .n = n,
-                                     .kv_heads = h->kv_heads,
-                                     .head_dim = h->head_dim};
+    for (uint32_t g = 0; g < c->config->groups; g++) {
         mix(c, g, &b);
-        multiply(c, c->k, c->group[g].k, c->group[g].k_features, h->kv_heads * h->head_dim, n);
-        norm_heads(c, c->k, c->group[g].k_norm, h->kv_heads, n);
-        rotate(c, c->k, h->kv_heads, n);
-        card_must(c, c->api->keys_append(&a, c->stream), "keys");
+        make_keys(c, g, c->tokens->place + first, &b);
     }
 }
 
-static void make_queries(struct card *c)
+/* `keys`: also those of the same tokens, which nothing else made. */
+static void make_queries(struct card *c, bool keys)
 {
-    const struct head_config *h = c->config;
-    uint32_t n = c->query_count;
     const struct batch b = {.ids = c->queries->id,
                             .at = c->queries->at,
                             .positions = c->queries->position,
                             .id_count = sizeof c->queries->id / sizeof *c->queries->id,
-                            .n = n};
-    if (!n)
+                            .n = c->query_count};
+    if (!c->query_count)
         return;
     card_must(c, c->api->copy(c->queries, c->host_queries, sizeof *c->queries, c->stream), "copy");
     make_angles(c, &b);
-    card_features_run(c, &(struct card_features_tokens){c->queries->feature, c->host_queries->position, n});
-    for (uint32_t g = 0; g < h->groups; g++) {
-        float *q = c->q + (uint64_t)g * LIMIT_SEQUENCES * h->q_heads * h->head_dim;
+    card_features_run(
+        c, &(struct card_features_tokens){c->queries->feature, c->host_queries->position, c->query_count});
+    for (uint32_t g = 0; g < c->config->groups; g++) {
         mix(c, g, &b);
-        multiply(c, q, c->group[g].q, c->group[g].q_features, h->q_heads * h->head_dim, n);
-        norm_heads(c, q, c->group[g].q_norm, h->q_heads, n);
-        rotate(c, q, h->q_heads, n);
+        if (keys)
+            make_keys(c, g, c->queries->place, &b);
+        make_group_queries(c, g, &b);
     }
 }
 
@@ -606,13 +627,6 @@ static uint32_t put_id(const struct card *c, uint32_t *ids, uint32_t used, const
     return used;
 }
 
-/* The row of the position before token i of the part; any for a sequence's first token. */
-static uint32_t row_before(const struct projection_part *part, uint32_t i)
-{
-    bool first = part->keys->count == 0;
-    return part->feature_row + (first && i ? i - 1 : i);
-}
-
 /* Puts the part's tokens behind those that wait; returns how many wait then. */
 static uint32_t put_tokens(struct card *c, const struct projection_part *part, uint32_t n)
 {
@@ -621,7 +635,7 @@ static uint32_t put_tokens(struct card *c, const struct projection_part *part, u
         t->at[n] = put_id(c, t->id, n ? t->at[n - 1] + 1 : 0, part, i, i == 0 || n == 0);
         t->position[n] = part->keys->count + i;
         t->place[n] = part->place;
-        t->feature[n] = row_before(part, i);
+        t->feature[n] = part->feature_row + projection_feature(part, i);
         if (++n < LIMIT_STEP_TOKENS)
             continue;
         append_waiting(c, n, true);
@@ -638,23 +652,46 @@ static void put_query(struct card *c, const struct projection_part *part)
     q->at[n] = put_id(c, q->id, n ? q->at[n - 1] + 1 : 0, part, last, true);
     q->position[n] = part->keys->count + last;
     q->place[n] = part->place;
-    q->feature[n] = row_before(part, last);
+    q->feature[n] = part->feature_row + projection_feature(part, last);
     q->count[n] = part->keys->count + part->count;
 }
 
 void card_project(struct card *c, const struct projection_part *parts, uint32_t part_count)
 {
     uint32_t n = 0;
+    bool begins = false;                                /* a sequence, in whose place no features stand */
     CHECK(part_count <= LIMIT_SEQUENCES);               /* stretches of ids that fit */
     card_must(c, c->api->check(c->gpu, NULL), "state"); /* makes the device this thread's, too */
     c->query_count = 0;
     for (uint32_t p = 0; p < part_count; p++) {
+        begins |= parts[p].keys->count == 0;
         n = put_tokens(c, &parts[p], n);
         if (parts[p].query)
             put_query(c, &parts[p]);
         keys_advance(parts[p].keys, parts[p].tokens, parts[p].count);
     }
+    /* A decode step may be a graph, with all that card_rank does. */
+    c->waiting = n == part_count && c->query_count == part_count && !(begins && c->features.inputs);
+    if (c->waiting)
+        return;
     /* With queries card_rank waits. */
     append_waiting(c, n, !c->query_count);
-    make_queries(c);
+    make_queries(c, false);
+}
+
+void card_queue_waiting(struct card *c)
+{
+    if (c->waiting)
+        make_queries(c, true);
+}
+
+void card_prepare_products(struct card *c, uint32_t n)
+{
+    const struct head_config *h = c->config;
+    struct cuda_matmul_shape shape = {.cols = c->inputs, .n = card_padded(n), .out_type = DTYPE_F32};
+    shape.rows = h->q_heads * h->head_dim;
+    card_must(c, c->api->matmul_prepare(c->gpu, &shape, NULL), "projection");
+    shape.rows = h->kv_heads * h->head_dim;
+    card_must(c, c->api->matmul_prepare(c->gpu, &shape, NULL), "projection");
+    card_features_prepare(c, n);
 }

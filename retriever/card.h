@@ -9,6 +9,7 @@
 #ifndef RETRIEVER_CARD_H
 #define RETRIEVER_CARD_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/err.h"
@@ -51,6 +52,9 @@ struct card_bytes {
 };
 struct card_bytes card_bytes(const struct card *card);
 
+/* Steps that were launched as a graph. */
+uint64_t card_graph_steps(const struct card *card);
+
 /* Bytes of keys that one position takes, all groups. */
 uint64_t card_key_bytes(const struct card *card);
 
@@ -58,8 +62,43 @@ uint64_t card_key_bytes(const struct card *card);
  * `keys` is used; `place` < sequences names the sequence's keys on the card. */
 void card_project(struct card *card, const struct projection_part *parts, uint32_t part_count);
 
-/* As rank_run, for items in the order of card_project's queries: item n * groups + g is query n, group g. */
-void card_rank(struct card *card, const struct rank_item *items, uint32_t count,
+/* What a query's set changed by. The positions of all lists - list by list (group * kv_heads + kv_head) those
+ * added, then those removed, ascending - without a gap. Valid until card_set's `flushed` returns. */
+struct card_changes {
+    const uint32_t *counts; /* [lists][added, removed] */
+    const uint32_t *positions;
+    uint64_t total; /* positions */
+};
+
+/* What becomes of results. The last two sets of a sequence stay on the card (lists by mass apart: their items
+ * have lists on the host, as rank_run's). */
+struct card_sink {
+    const uint32_t *how; /* [queries] enum cuda_sets_how: which of the two is made, whether it is compared */
+    /* In the order of queries, after the item's `found` is there; NULL: its lists went by mass. */
+    void (*take)(void *arg, uint32_t query, const struct card_changes *changes);
+    void (*flushed)(void *arg); /* after some queries: their changes are about to be overwritten */
+    void *arg;
+};
+
+/* Bytes of a decode step. Over the link: up 18 KB of ids, places and ranges; down 4 for each position added
+ * or removed, and for each half 1 KB for each list of one sequence. On the card: keys once (2 * head_dim for
+ * each position and list), scores 8 for each position and query head, weights twice, sets 8 times.
+ *
+ * As rank_run, for items in the order of card_project's queries: item n * groups + g is query n, group g.
+ * now, before, added and removed are used for lists by mass only. */
+void card_rank(struct card *card, const struct rank_item *items, uint32_t count, const struct card_sink *sink,
                struct rank_times *ret_times);
+
+/* One of the two sets of the sequence at `place` (second: as enum cuda_sets_how says): positions into
+ * ret_positions, list after list, with their numbers in ret_counts [lists]. Returns how many. Room: what the
+ * sets can have. */
+uint64_t card_read_set(struct card *card, uint32_t place, bool second, uint32_t *ret_counts,
+                       uint32_t *ret_positions);
+
+/* Whether the host picks, and keeps the lists. */
+static inline bool card_picks_by_mass(const struct reach_rule *rule)
+{
+    return rule->min_mass > 0 || rule->top_p > 0;
+}
 
 #endif

@@ -10,8 +10,11 @@
 #include "retriever/reach.h"
 
 enum {
+    CARD_GRAPHS = 8,
+    CARD_HALVED = 16,             /* queries that come back in two halves */
+    CARD_KEYS_STEP = 1024,        /* key counts are rounded up to it, so that a launch serves many steps */
     CARD_TILE = MEMORY_GPU_CHUNK, /* tokens that go through the projections together */
-    CARD_MASSES = 4               /* of a list: selected, sinks, tail, all */
+    CARD_MASSES = 2               /* of a list: of what is attended, of all */
 };
 
 /* Numbers of the queries of a step, one entry each, written by the host and copied as a whole. `id` has each
@@ -24,9 +27,9 @@ struct card_queries {
     uint32_t feature[LIMIT_SEQUENCES]; /* row of the position before */
 };
 
-/* Top-K picks from [sinks, limit). */
+/* Top-K picks from [sinks, limit); `how` as struct cuda_sets has it. */
 struct card_ranges {
-    uint32_t sinks[LIMIT_SEQUENCES], limit[LIMIT_SEQUENCES];
+    uint32_t sinks[LIMIT_SEQUENCES], limit[LIMIT_SEQUENCES], how[LIMIT_SEQUENCES];
 };
 
 /* The same for the tokens of a step. */
@@ -36,13 +39,25 @@ struct card_tokens {
     uint32_t feature[LIMIT_STEP_TOKENS]; /* row of the position before */
 };
 
+/* A step of one token and one query for each of `n` sequences, all lists in one slice a group: what a graph
+ * of it depends on. No padding: compared as bytes. */
+struct card_shape {
+    uint32_t n, k, flights, keys_max[2];
+};
+
+struct card_graph {
+    struct card_shape shape;
+    struct gpu_graph *graph; /* NULL: free */
+    uint64_t used;
+};
+
 /* Neighbouring queries of one group that are scored and picked from together. */
 struct card_slice {
     uint32_t group, first, count; /* queries */
     uint32_t k;                   /* for all of them; less where a range is shorter */
     uint32_t keys_max;
-    bool by_mass;                    /* lists end by the weights: the host picks */
-    uint64_t index_at, index_stride; /* where their positions lie, in elements */
+    bool by_mass;          /* lists end by the weights: the host picks */
+    uint64_t index_stride; /* of their positions */
 };
 
 struct card_group {
@@ -70,7 +85,11 @@ struct card {
     struct compute *compute; /* borrowed: its pool collects what comes back */
     const struct gpu_api *api;
     struct gpu *gpu;
-    struct CUstream_st *stream;
+    struct CUstream_st *stream;  /* projections and scores */
+    struct CUstream_st *lane[2]; /* what is made of a slice's weights, while the next one's are scored */
+    struct CUstream_st *out;     /* what goes to the host */
+    bool lane_used[2];           /* since the streams came together */
+    uint32_t next_lane;
     const struct head_config *config;
     struct projection_rotation rotation;
     struct memory_gpu_retriever sizes;
@@ -85,18 +104,23 @@ struct card {
     struct card_group group[HEAD_GROUPS_MAX];
     struct card_features features;
     float *inv_freq;
-    uint8_t *keys;     /* f16 [group][sequence][kv_head][context][head_dim] */
-    uint64_t *key_at;  /* [sequences] offsets inside a group */
-    float *k;          /* [tile][kv_heads * head_dim] */
-    void *mixed;       /* bf16 [tile][inputs] */
-    float *angles;     /* [tile][dims / 2][2] */
-    float *q;          /* [groups][LIMIT_SEQUENCES][q_heads * head_dim] */
-    float *work;       /* of one slice, as the kernel wants it */
-    float *weights;    /* [slice][kv_heads][stride] */
-    uint32_t *ignored; /* positions of lists whose mass alone is wanted; as many as weights */
-    uint32_t *index;   /* selected positions of the slices in flight */
-    uint32_t *counts;  /* [LIMIT_SEQUENCES * kv_heads] for each mass */
-    float *masses;     /* [groups][CARD_MASSES][LIMIT_SEQUENCES * kv_heads] */
+    uint8_t *keys;      /* f16 [group][sequence][kv_head][context][head_dim] */
+    uint64_t *key_at;   /* [sequences] offsets inside a group */
+    float *k;           /* [tile][kv_heads * head_dim] */
+    void *mixed;        /* bf16 [tile][inputs] */
+    float *angles;      /* [tile][dims / 2][2] */
+    float *q;           /* [groups][LIMIT_SEQUENCES][q_heads * head_dim] */
+    float *work;        /* of one slice, as the kernel wants it */
+    float *weights[2];  /* of a lane: [slice][kv_heads][stride]; with pooling by max there is one lane, and */
+    uint32_t *ignored;  /* the other's holds positions of lists whose mass alone is wanted */
+    uint32_t *index[2]; /* selected positions of a slice */
+    uint32_t *counts[2]; /* [LIMIT_SEQUENCES * kv_heads] of a slice's lists, or of a mass's */
+    uint32_t *sets;    /* as struct cuda_sets has them: place = sequence, list = group * kv_heads + kv_head */
+    uint32_t *changes; /* on their way to the host */
+    uint32_t *total;   /* of them */
+    /* [groups][CARD_MASSES][LIMIT_SEQUENCES * kv_heads] f32, then [LIMIT_SEQUENCES][lists][2] counts of
+     * changes: one copy brings both */
+    float *masses;
     struct card_tokens *tokens;
     struct card_queries *queries;
     struct card_ranges *ranges;
@@ -105,28 +129,57 @@ struct card {
     struct card_tokens *host_tokens;
     struct card_queries *host_queries;
     struct card_ranges *host_ranges;
-    uint32_t *host_index;
-    float *host_masses;
-    float *host_weights; /* as `weights`, for lists by mass */
+    uint32_t *host_changes, *host_changes_device;
+    uint32_t *host_sets;   /* of one sequence: [lists][2][words] */
+    float *host_masses[2]; /* and counts, as on the card; with two flights one each */
+    _Atomic uint32_t *landed;
+    uint32_t *landed_device; /* ticket of the last results that are on the host */
+    float *host_weights;     /* as `weights`, for lists by mass */
 
     /* host */
     struct reach_scratch scratch;
 
-    struct card_slice *slices; /* in flight, see card_rank.c: [groups * LIMIT_SEQUENCES] */
-    uint32_t query_count;
+    float *results; /* one of host_masses */
+    uint32_t ticket, query_count;
+    bool waiting; /* it is a decode step, a token and a query each, that nothing is queued of yet */
+    struct card_graph graphs[CARD_GRAPHS];
+    struct card_shape seen; /* of the last step: a shape that comes twice is captured */
+    uint64_t graph_clock, graph_steps;
+    bool capturing, no_graphs; /* no_graphs: a capture failed */
+    int capture_rc;            /* of the capture that goes on, the first error */
     void *owned[8 * HEAD_GROUPS_MAX + 40];
     int owned_count;
-    void *pinned[8];
+    void *pinned[10];
     int pinned_count;
 };
 
 /* Ends the process when `rc` is an error. */
 void card_must(struct card *card, int rc, const char *what);
 
+/* Device memory of a kind (of card->bytes); the first failure stays in *rc. */
+void *card_take(struct card *card, uint64_t bytes, uint64_t *kind, int *rc, struct err *err);
+
+/* A matrix of any type to bf16 on the card. ret_scale [rows]: what an RMS norm multiplies a row by, or
+ * NULL. */
+int card_upload_matrix(struct card *card, struct compute *compute, void *to, const struct model_tensor *t,
+                       float *ret_scale);
+
 /* Tokens that a product is made for: few shapes, so few plans. Rows past the real ones hold anything; nobody
  * reads what they give. */
 uint32_t card_padded(uint32_t n);
+/* Queues what card_project left: keys and queries of a decode step. */
+void card_queue_waiting(struct card *card);
+/* Plans for n tokens, before a capture. */
+void card_prepare_products(struct card *card, uint32_t n);
 
 struct cuda_key_view card_keys(const struct card *card, uint32_t group);
+
+uint64_t card_results_bytes(const struct card *card);
+
+/* Lists of one sequence. */
+static inline uint32_t card_lists(const struct card *card)
+{
+    return card->config->groups * card->config->kv_heads;
+}
 
 #endif

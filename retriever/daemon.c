@@ -12,6 +12,7 @@
 #include "base/err.h"
 #include "base/log.h"
 #include "base/loop.h"
+#include "base/trace.h"
 #include "link/daemon.h"
 #include "model/head.h"
 #include "model/model.h"
@@ -156,6 +157,7 @@ int retriever_main(int argc, char **argv)
     if (r)
         return r < 0 ? 2 : 0;
     log_init("retriever", d.options.daemon.log);
+    trace_open("retriever");
     log_info("start: version=%s model=%s head=%s", SPECONTEXT_VERSION, d.options.model, d.options.head);
     sd_notify(0, "STATUS=loading the model and the head");
     int code = 1;

@@ -15,14 +15,15 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/trace.h"
 #include "link/bus_state.h"
 #include "link/figures.h"
 #include "link/runtime.h"
 #include "retriever/intake.h"
 
 enum {
-    PENDING = 128,         /* answers that wait for the store */
-    PART_BYTES = 16 << 20, /* of one TOPK, beyond which entries go into a further one */
+    PENDING = 128,          /* answers that wait for the store */
+    PART_BYTES = 256 << 10, /* of one TOPK: while one is on its way the store works on the one before */
 };
 
 struct endpoint {
@@ -185,6 +186,8 @@ static void on_message(void *arg, struct bus_peer *peer, struct msg *msg)
         log_info("asked to drain");
         loop_stop(s->loop, 0);
     } else if (peer == s->decoder) {
+        if (msg->kind == MSG_STEP)
+            trace(TRACE_HEARD, (uint32_t)msg->id);
         put_task(s, WORKER_MESSAGE, msg);
     } else {
         struct msg error = {.kind = MSG_ERROR,
@@ -249,8 +252,10 @@ static void send_pending(void *arg)
             s->part = r->entry_count;
             put_task(s, WORKER_FORGET, NULL);
         }
-        if (s->part == r->entry_count)
+        if (s->part == r->entry_count) {
+            trace(TRACE_SENT, r->step);
             pop_pending(s);
+        }
     }
     set_retry(s, rc == -EAGAIN);
 }
@@ -357,12 +362,14 @@ static void put_identity(json_t *o, const struct endpoint_identity *id)
     figures_count(o, "sequences_max", id->sequences);
 }
 
-static void put_gpu(json_t *root, const struct gpu_info *info, const struct card_bytes *b)
+static void put_gpu(json_t *root, const struct gpu_info *info, const struct selector_stats *t)
 {
+    const struct card_bytes *b = &t->gpu;
     json_t *o = figures_section(root, "gpu");
     figures_text(o, "device", info->name);
     figures_text(o, "uuid", info->uuid);
     figures_bool(o, "mps", info->mps);
+    figures_count(o, "steps_graph", t->graph_steps);
     figures_count(o, "context_bytes", b->context);
     figures_count(o, "weights_bytes", b->weights);
     figures_count(o, "keys_bytes", b->keys);
@@ -397,7 +404,7 @@ static char *on_status(void *arg)
     put_times(o, "step_ms", &t.sum, t.steps);
     put_times(o, "last_step_ms", &t.last, 1);
     if (s->identity->gpu.uuid[0])
-        put_gpu(o, &s->identity->gpu, &t.gpu);
+        put_gpu(o, &s->identity->gpu, &t);
     figures_bus(o, bus_counters(s->bus));
     return figures_finish(&o);
 }

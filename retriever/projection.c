@@ -143,11 +143,11 @@ static struct target_row row_of(const struct projection *f, const struct project
 {
     size_t bytes =
         dtype_row_bytes(part->features_type, f->config->feature_layer_count * f->config->feature_hidden);
-    bool first = part->keys->count == 0;
-    if (first && i == 0)
+    if (part->keys->count == 0 && i == 0)
         return (struct target_row){NULL, part->features_type};
     CHECK(part->features);
-    return (struct target_row){(const uint8_t *)part->features + (i - first) * bytes, part->features_type};
+    return (struct target_row){(const uint8_t *)part->features + projection_feature(part, i) * bytes,
+                               part->features_type};
 }
 
 /* Takes the next tokens, keeps the embeddings that queries will need; returns the tile's number of tokens. */

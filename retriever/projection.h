@@ -51,6 +51,12 @@ struct projection_part {
     uint32_t feature_row;
 };
 
+/* Which of the part's rows is of the position before token i; for a sequence's first token any. */
+static inline uint32_t projection_feature(const struct projection_part *part, uint32_t i)
+{
+    return i && part->keys->count == 0 ? i - 1 : i;
+}
+
 /* Appends the keys of all parts; computes the queries that they want, numbered in their order. A token's key
  * and query are the same bits whatever else is in the call. */
 void projection_run(struct projection *projection, const struct projection_part *parts, uint32_t part_count);

@@ -12,6 +12,8 @@
 #include "base/alloc.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/pool.h"
+#include "base/trace.h"
 #include "retriever/projection.h"
 #include "retriever/keys.h"
 #include "retriever/positions.h"
@@ -20,6 +22,7 @@
 
 /* Bytes that a message has left for positions when its other parts are largest. */
 enum { SET_BYTES_MAX = LIMIT_MESSAGE_BYTES - (4 << 20) };
+enum { COPY_ALONE = 64 << 10 }; /* positions that are copied before another thread would have woken up */
 
 struct sequence {
     uint64_t id; /* 0: the place is free */
@@ -30,6 +33,8 @@ struct sequence {
     bool has_set;  /* `sent` and `entry` hold the last set */
     bool whole;    /* the next one is to be sent whole */
     struct msg_topk_entry entry;
+    bool on_card;                      /* its sets are kept there: */
+    bool second;                       /* the last one sent is the second of the two; else in */
     struct positions *sent, *next;     /* [groups * heads]: last set sent, and the one in the making */
     struct positions *added, *removed; /* [groups * heads] */
 };
@@ -38,7 +43,9 @@ struct sequence {
 struct work {
     struct sequence *sequence;
     const struct msg_step_entry *entry;
-    bool differs; /* answered by a difference */
+    bool differs;         /* answered by a difference */
+    const uint32_t *from; /* on the card's side: its positions, until they are copied to `at` of the result */
+    size_t at, count;
 };
 
 struct selector {
@@ -55,7 +62,12 @@ struct selector {
     struct selector_stats stats;
     struct projection_part parts[LIMIT_SEQUENCES];
     struct work work[LIMIT_SEQUENCES]; /* entries that want a selection */
-    uint32_t work_count;
+    uint32_t work_count, taken;        /* and those that are in the result but for their positions, */
+    uint32_t landed;                   /* and with them */
+    uint32_t how[LIMIT_SEQUENCES];     /* as struct card_sink says */
+    struct selector_result *result;
+    selector_part part;
+    void *part_arg;
     struct rank_item *items;    /* [LIMIT_SEQUENCES * groups] */
     struct reach_result *found; /* [LIMIT_SEQUENCES * lists] */
 };
@@ -299,6 +311,7 @@ int selector_open(struct selector *s, const struct msg_open *open, struct err *e
                                     .k_max = picks_of(open, open->budget),
                                     .min_mass = open->min_mass,
                                     .top_p = open->top_p}};
+    q->on_card = s->card && !card_picks_by_mass(&q->rule);
     keys_init(&q->keys, s->head->groups, s->head->kv_heads, s->head->head_dim);
     q->sent = mem_alloc(s->lists, sizeof *q->sent);
     q->next = mem_alloc(s->lists, sizeof *q->next);
@@ -332,14 +345,7 @@ void selector_forget_sent_of(struct selector *s, uint64_t sequence)
 
 static void refuse(struct selector *s, struct selector_result *r, uint64_t sequence, const struct err *err)
 {
-    if (r->refusal_count == r->refusal_room) {
-        r->refusal_room = LIMIT_SEQUENCES;
-        r->refusals = mem_resize(r->refusals, r->refusal_room, sizeof *r->refusals);
-    }
-    struct selector_refusal *to = &r->refusals[r->refusal_count++];
-    to->sequence = sequence;
-    to->code = err->code;
-    snprintf(to->text, sizeof to->text, "%s", err->text);
+    selector_result_refuse(r, sequence, err);
     s->stats.refused++;
 }
 
@@ -434,7 +440,8 @@ static uint32_t plan(struct selector *s, const struct msg_step *msg, struct sele
             if (msg->features.count)
                 aim_features(s, msg->features.at[i], &s->parts[parts - 1]);
             if (query)
-                s->work[s->work_count++] = (struct work){q, e, q->has_set && !q->whole};
+                s->work[s->work_count++] =
+                    (struct work){.sequence = q, .entry = e, .differs = q->has_set && !q->whole};
         }
         tokens += e->count;
     }
@@ -462,7 +469,10 @@ static void prepare_items(struct selector *s, uint32_t number)
     if (limit < sinks)
         limit = sinks;
     uint32_t most = q->rule.min_mass > 0 ? q->rule.k_max : q->rule.k;
-    prepare_lists(s, q, most < limit - sinks ? most : limit - sinks);
+    if (!q->on_card)
+        prepare_lists(s, q, most < limit - sinks ? most : limit - sinks);
+    s->how[number] =
+        (q->second ? 0 : (uint32_t)CUDA_SETS_SECOND) | (w->differs ? (uint32_t)CUDA_SETS_DIFFER : 0);
     for (uint32_t g = 0; g < s->head->groups; g++)
         s->items[number * s->head->groups + g] = (struct rank_item){
             .keys = s->card ? (struct key_view){.count = end} : keys_view(&q->keys, g, end),
@@ -493,50 +503,11 @@ static struct reach_result found_of(const struct selector *s, uint32_t number)
     return all;
 }
 
-static void reserve_result(struct selector_result *r, uint32_t entries, size_t counts, size_t positions)
+/* `changes`: as the card handed them; NULL: they are in the sequence's lists. */
+static void finish(struct selector *s, uint32_t number, const struct card_changes *changes)
 {
-    if (entries > r->entry_room) {
-        r->entry_room = LIMIT_SEQUENCES;
-        r->entries = mem_resize(r->entries, r->entry_room, sizeof *r->entries);
-        r->first = mem_resize(r->first, r->entry_room + 1, sizeof *r->first);
-    }
-    if (counts > r->count_room) {
-        r->count_room = counts;
-        r->counts = mem_resize(r->counts, counts, sizeof *r->counts);
-    }
-    if (positions > r->position_room) {
-        r->position_room = positions + positions / 4;
-        r->positions = mem_resize(r->positions, r->position_room, sizeof *r->positions);
-    }
-}
-
-/* Appends one entry: `added` of each list and, if not NULL, `removed`. */
-static void put_entry(const struct selector *s, struct selector_result *r, const struct msg_topk_entry *entry,
-                      const struct positions *added, const struct positions *removed)
-{
-    size_t at = r->entry_count ? r->first[r->entry_count] : 0, count = 0;
-    for (uint32_t l = 0; l < s->lists; l++)
-        count += (size_t)added[l].count + (removed ? removed[l].count : 0);
-    reserve_result(r, r->entry_count + 1, (size_t)(r->entry_count + 1) * s->lists * 2, at + count);
-    uint32_t *counts = r->counts + (size_t)r->entry_count * s->lists * 2;
-    r->first[r->entry_count] = at;
-    for (uint32_t l = 0; l < s->lists; l++) {
-        const struct positions *parts[] = {&added[l], removed ? &removed[l] : NULL};
-        for (int i = 0; i < 2; i++) {
-            uint32_t n = parts[i] ? parts[i]->count : 0;
-            if (n)
-                memcpy(r->positions + at, parts[i]->at, n * sizeof *r->positions);
-            *counts++ = n;
-            at += n;
-        }
-    }
-    r->entries[r->entry_count++] = *entry;
-    r->first[r->entry_count] = at;
-}
-
-static void finish(struct selector *s, uint32_t number, struct selector_result *result)
-{
-    const struct work *w = &s->work[number];
+    struct selector_result *result = s->result;
+    struct work *w = &s->work[number];
     struct sequence *q = w->sequence;
     struct reach_result found = found_of(s, number);
     if (!isfinite(found.mass)) {
@@ -558,32 +529,74 @@ static void finish(struct selector *s, uint32_t number, struct selector_result *
                                        .mass_base = (float)found.mass_base,
                                        .flags = (found.grown ? (uint32_t)TOPK_ENTRY_GROWN : 0) |
                                                 (found.is_short ? (uint32_t)TOPK_ENTRY_SHORT : 0)};
-    put_entry(s, result, &q->entry, w->differs ? q->added : q->next, w->differs ? q->removed : NULL);
-    struct positions *sent = q->sent;
-    q->sent = q->next;
-    q->next = sent;
+    if (changes) {
+        w->from = changes->positions;
+        w->count = changes->total;
+        w->at = selector_result_begin_entry(result, &q->entry, changes->counts, changes->total);
+        q->second = !q->second;
+    } else {
+        selector_result_put(result, &q->entry, w->differs ? q->added : q->next,
+                            w->differs ? q->removed : NULL);
+        struct positions *sent = q->sent;
+        q->sent = q->next;
+        q->next = sent;
+    }
     q->entry.base_step = result->step; /* the next difference's base; a repeat is whole */
     q->has_set = true;
     q->whole = false;
+    s->stats.positions_sent += result->first[result->entry_count] - result->first[result->entry_count - 1];
     s->stats.selections++;
     s->stats.grown += found.grown;
     s->stats.fallbacks += found.is_short;
 }
 
-static void begin_result(const struct selector *s, struct selector_result *result, uint32_t step)
+static void take_changes(void *arg, uint32_t query, const struct card_changes *changes)
 {
-    result->step = step;
-    result->groups = s->head->groups;
-    result->heads = s->head->kv_heads;
-    result->entry_count = result->refusal_count = 0;
+    finish(arg, query, changes);
+    ((struct selector *)arg)->taken = query + 1;
 }
 
-static void count_step(struct selector *s, const struct selector_result *result, int64_t append_ns,
-                       int64_t finish_ns, const struct rank_times *times)
+static void copy_changes(void *arg, int index, int thread)
+{
+    const struct selector *s = arg;
+    const struct work *w = &s->work[s->landed + (uint32_t)index];
+    (void)thread;
+    if (w->from)
+        memcpy(s->result->positions + w->at, w->from, w->count * sizeof *w->from);
+}
+
+/* The result has room for all that was taken, and stays where it is until they are copied. */
+static void land_changes(void *arg)
+{
+    struct selector *s = arg;
+    int count = (int)(s->taken - s->landed);
+    size_t positions = 0;
+    for (int i = 0; i < count; i++)
+        positions += s->work[s->landed + (uint32_t)i].count;
+    if (positions > COPY_ALONE)
+        pool_run(compute_pool(s->compute), count, copy_changes, s);
+    else
+        for (int i = 0; i < count; i++)
+            copy_changes(s, i, 0);
+    s->landed = s->taken;
+    if (!s->part || s->landed == s->work_count || s->result->entry_count == 0)
+        return;
+    uint32_t step = s->result->step;
+    s->result = s->part(s->part_arg, s->result);
+    selector_result_begin(s->result, step, s->head);
+}
+
+void selector_on_part(struct selector *s, selector_part part, void *arg)
+{
+    s->part = part;
+    s->part_arg = arg;
+}
+
+static void count_step(struct selector *s, int64_t append_ns, int64_t finish_ns,
+                       const struct rank_times *times)
 {
     struct selector_stats *t = &s->stats;
     t->steps++;
-    t->positions_sent += result->entry_count ? result->first[result->entry_count] : 0;
     t->sum.append_ns += t->last.append_ns = append_ns;
     t->sum.score_ns += t->last.score_ns = times->score_ns;
     t->sum.topk_ns += t->last.topk_ns = times->topk_ns;
@@ -595,7 +608,11 @@ void selector_step(struct selector *s, uint32_t step, const struct msg_step *msg
 {
     struct rank_times times = {0};
     int64_t begin = clock_now_ns();
-    begin_result(s, result, step);
+    trace_step = step;
+    trace(TRACE_BEGUN, step);
+    s->result = result;
+    s->taken = s->landed = 0;
+    selector_result_begin(result, step, s->head);
     uint32_t parts = plan(s, msg, result);
     if (s->card)
         card_project(s->card, s->parts, parts);
@@ -611,22 +628,38 @@ void selector_step(struct selector *s, uint32_t step, const struct msg_step *msg
         prepare_items(s, i);
     }
     int64_t appended = clock_now_ns();
+    const struct card_sink sink = {s->how, take_changes, land_changes, s};
     if (s->card)
-        card_rank(s->card, s->items, s->work_count * s->head->groups, &times);
+        card_rank(s->card, s->items, s->work_count * s->head->groups, &sink, &times);
     else
         rank_run(s->rank, s->items, s->work_count * s->head->groups, &times);
     int64_t ranked = clock_now_ns();
-    for (uint32_t i = 0; i < s->work_count; i++)
-        finish(s, i, result);
+    trace(TRACE_COMPARED, step);
+    for (uint32_t i = 0; i < s->work_count && !s->card; i++)
+        finish(s, i, NULL);
+    trace(TRACE_ANSWERED, step);
     if (s->rows && msg->features.count)
         rows_read(s->rows, msg->reading);
-    count_step(s, result, appended - begin, clock_now_ns() - ranked, &times);
+    count_step(s, appended - begin, clock_now_ns() - ranked, &times);
+}
+
+static void repeat_from_card(struct selector *s, const struct sequence *q, struct selector_result *r)
+{
+    uint32_t *listed = mem_alloc(s->lists, sizeof *listed), *counts = mem_alloc(2 * s->lists, sizeof *counts);
+    uint32_t span = q->entry.limit - q->sinks, picks = q->rule.k < span ? q->rule.k : span;
+    selector_result_reserve(r, 1, 2 * s->lists, (size_t)picks * s->lists);
+    uint64_t all = card_read_set(s->card, place_of(s, q), q->second, listed, r->positions);
+    for (uint32_t l = 0; l < s->lists; l++)
+        counts[2 * l] = listed[l];
+    selector_result_begin_entry(r, &q->entry, counts, all);
+    mem_free(&listed);
+    mem_free(&counts);
 }
 
 int selector_repeat(struct selector *s, uint64_t sequence, uint32_t step, struct selector_result *result)
 {
     struct sequence *q = find(s, sequence);
-    begin_result(s, result, step);
+    selector_result_begin(result, step, s->head);
     if (!q)
         return -ENOENT;
     if (!q->has_set || (int32_t)(step - q->entry.base_step) > 0) {
@@ -634,43 +667,20 @@ int selector_repeat(struct selector *s, uint64_t sequence, uint32_t step, struct
         return -EAGAIN;
     }
     result->step = q->entry.base_step;
-    put_entry(s, result, &q->entry, q->sent, NULL);
+    if (q->on_card)
+        repeat_from_card(s, q, result);
+    else
+        selector_result_put(result, &q->entry, q->sent, NULL);
     q->whole = false;
     return 0;
-}
-
-uint32_t selector_result_part(const struct selector_result *r, uint32_t first, size_t bytes,
-                              struct msg_topk *topk)
-{
-    size_t lists = (size_t)r->groups * r->heads;
-    uint32_t end = first + 1;
-    while (end < r->entry_count &&
-           (r->first[end + 1] - r->first[first] + lists * 2 * (end + 1 - first)) * sizeof(uint32_t) <= bytes)
-        end++;
-    *topk = (struct msg_topk){
-        .entries = r->entries + first,
-        .entry_count = end - first,
-        .groups = r->groups,
-        .selection_heads = r->heads,
-        .counts = {r->counts + first * lists * 2, (uint32_t)((end - first) * lists * 2)},
-        .positions = {r->positions + r->first[first], (uint32_t)(r->first[end] - r->first[first])}};
-    return end;
-}
-
-void selector_result_free(struct selector_result *result)
-{
-    mem_free(&result->entries);
-    mem_free(&result->counts);
-    mem_free(&result->positions);
-    mem_free(&result->first);
-    mem_free(&result->refusals);
-    memset(result, 0, sizeof *result);
 }
 
 void selector_stats(const struct selector *s, struct selector_stats *ret_stats)
 {
     *ret_stats = s->stats;
-    if (s->card)
-        ret_stats->gpu = card_bytes(s->card);
     ret_stats->feature_rows = s->rows ? rows_count(s->rows) : 0;
+    if (!s->card)
+        return;
+    ret_stats->gpu = card_bytes(s->card);
+    ret_stats->graph_steps = card_graph_steps(s->card);
 }

@@ -13,6 +13,7 @@
 #include "model/model.h"
 #include "proto/msg.h"
 #include "retriever/card.h"
+#include "retriever/selector_result.h"
 
 struct selector;
 
@@ -63,25 +64,6 @@ void selector_close_all(struct selector *selector);
 void selector_forget_sent(struct selector *selector);
 void selector_forget_sent_of(struct selector *selector, uint64_t sequence); /* an unknown one is no error */
 
-struct selector_refusal {
-    uint64_t sequence;
-    int code;
-    char text[ERR_TEXT_MAX];
-};
-
-/* What a step gives. Reused from call to call; release with selector_result_free. */
-struct selector_result {
-    uint32_t step, groups, heads;
-    struct msg_topk_entry *entries;
-    uint32_t entry_count, entry_room;
-    uint32_t *counts; /* as struct msg_topk says */
-    uint32_t *positions;
-    size_t *first; /* [entry_count + 1]: where an entry's positions begin */
-    size_t count_room, position_room;
-    struct selector_refusal *refusals; /* entries of the step that nothing was done for */
-    uint32_t refusal_count, refusal_room;
-};
-
 /* Appends keys of all tokens and makes the selections asked for. An entry that does not fit what is known
  * of its sequence (unknown, not the next position, past its capacity, token out of the vocabulary, named
  * twice) is refused by itself and changes nothing; so is a selection whose weights are not finite (its keys
@@ -89,16 +71,15 @@ struct selector_result {
 void selector_step(struct selector *selector, uint32_t step, const struct msg_step *msg,
                    struct selector_result *result);
 
+/* Calls part(arg, result) within a step when some of its entries and refusals are in `result` and more are to
+ * come, which go into the result that it returns: so the first can be sent while a GPU works on the rest. */
+typedef struct selector_result *(*selector_part)(void *arg, struct selector_result *result);
+void selector_on_part(struct selector *selector, selector_part part, void *arg);
+
 /* The last set of the sequence once more, whole, under the step that it was made for. -ENOENT: unknown
  * sequence; -EAGAIN: there is none from `step` on yet: the next one will be whole. */
 int selector_repeat(struct selector *selector, uint64_t sequence, uint32_t step,
                     struct selector_result *result);
-
-/* Fills `topk` with entries from `first` on, as many as `bytes` of positions and counts hold (at least one);
- * returns the entry to go on with. Pointers lead into the result. */
-uint32_t selector_result_part(const struct selector_result *result, uint32_t first, size_t bytes,
-                              struct msg_topk *topk);
-void selector_result_free(struct selector_result *result);
 
 struct selector_stats {
     uint32_t sequences;
@@ -111,6 +92,7 @@ struct selector_stats {
         int64_t append_ns, score_ns, topk_ns, encode_ns;
     } sum, last;           /* over all steps; of the last one */
     struct card_bytes gpu; /* on a GPU */
+    uint64_t graph_steps;  /* launched as a graph there */
 };
 
 void selector_stats(const struct selector *selector, struct selector_stats *ret_stats);

@@ -15,6 +15,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mailbox.h"
+#include "base/thread.h"
 
 enum { TASKS = 1024, ANSWERS = 1024, SPARES = 8 };
 
@@ -23,6 +24,7 @@ struct worker {
     struct selector *selector;
     uint64_t decoder; /* whose sequences are open */
     struct mailbox *tasks, *answers, *spares;
+    struct worker_answer *answer; /* being filled; NULL: none is at hand */
     atomic_bool stopping;
     pthread_mutex_t mutex; /* guards stats */
     struct selector_stats stats;
@@ -52,13 +54,14 @@ static void free_answer(void *item)
 
 static struct worker_answer *spare_answer(struct worker *w)
 {
-    struct worker_answer *answer = mailbox_take(w->spares);
-    if (!answer)
-        answer = mem_alloc(1, sizeof *answer);
-    answer->err.code = 0;
-    answer->features = false;
-    answer->result.entry_count = answer->result.refusal_count = 0;
-    return answer;
+    if (!w->answer)
+        w->answer = mailbox_take(w->spares);
+    if (!w->answer)
+        w->answer = mem_alloc(1, sizeof *w->answer);
+    w->answer->err.code = 0;
+    w->answer->features = false;
+    w->answer->result.entry_count = w->answer->result.refusal_count = 0;
+    return w->answer;
 }
 
 /* Fills the answer. 1 when it says something that must be sent. */
@@ -73,7 +76,7 @@ static int take_message(struct worker *w, const struct msg *msg, struct worker_a
         return 0;
     case MSG_STEP:
         selector_step(w->selector, (uint32_t)msg->id, &msg->step, &answer->result);
-        return answer->result.entry_count || answer->result.refusal_count;
+        return w->answer->result.entry_count || w->answer->result.refusal_count; /* of its last part */
     case MSG_RESELECT:
         rc = selector_repeat(w->selector, msg->reselect.sequence, (uint32_t)msg->id, &answer->result);
         return rc == 0;
@@ -122,28 +125,42 @@ static void lose_answer(struct worker *w, const struct worker_answer *answer)
         selector_forget_sent_of(w->selector, answer->result.entries[i].sequence);
 }
 
+static void send_answer(struct worker *w)
+{
+    publish_stats(w); /* before the answer: whoever has seen it finds it counted */
+    if (mailbox_put(w->answers, w->answer) < 0)
+        lose_answer(w, w->answer);
+    else
+        w->answer = NULL;
+}
+
+static struct selector_result *send_part(void *arg, struct selector_result *result)
+{
+    struct worker *w = arg;
+    uint64_t decoder = w->answer->decoder, id = w->answer->id;
+    CHECK(result == &w->answer->result);
+    send_answer(w);
+    struct worker_answer *next = spare_answer(w);
+    next->decoder = decoder;
+    next->id = id;
+    return &next->result;
+}
+
 static void *run(void *arg)
 {
     struct worker *w = arg;
-    struct worker_answer *answer = NULL;
     while (!atomic_load(&w->stopping)) {
         struct worker_task *task = mailbox_wait(w->tasks, clock_now_ns() + CLOCK_S);
         if (!task)
             continue;
-        if (!answer)
-            answer = spare_answer(w);
-        int said = take_task(w, task, answer);
-        publish_stats(w); /* before the answer: whoever has seen it finds it counted */
-        if (said) {
-            if (mailbox_put(w->answers, answer) < 0)
-                lose_answer(w, answer);
-            else
-                answer = NULL;
-        }
+        if (take_task(w, task, spare_answer(w)))
+            send_answer(w);
+        else
+            publish_stats(w);
         worker_task_free(&task);
     }
-    if (answer)
-        free_answer(answer);
+    if (w->answer)
+        free_answer(w->answer);
     return NULL;
 }
 
@@ -151,12 +168,13 @@ struct worker *worker_create(struct selector *selector)
 {
     struct worker *w = mem_alloc(1, sizeof *w);
     w->selector = selector;
+    selector_on_part(selector, send_part, w);
     w->tasks = mailbox_create(TASKS);
     w->answers = mailbox_create(ANSWERS);
     w->spares = mailbox_create(SPARES);
     pthread_mutex_init(&w->mutex, NULL);
     selector_stats(selector, &w->stats);
-    CHECK(pthread_create(&w->thread, NULL, run, w) == 0);
+    thread_start(&w->thread, run, w);
     pthread_setname_np(w->thread, "worker");
     return w;
 }

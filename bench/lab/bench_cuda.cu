@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "compute/cuda/kernels.h"
+#include "compute/cuda/sets.h"
 
 enum { RUNS = 9, LAUNCHES = 8, SETS_MAX = 16 };
 
@@ -297,6 +298,7 @@ static void bench_attn(const char *shape, uint32_t n, uint32_t capacity, uint32_
     a.items = items ? (uint32_t *)upload(items, (uint64_t)n * KV_HEADS * list * 4) : NULL;
     a.item_stride = (uint64_t)KV_HEADS * list;
     a.row_count = n;
+    a.settled = 1;
     a.list_max = list;
     a.n = n, a.q_heads = Q_HEADS, a.kv_heads = KV_HEADS, a.head_dim = DIM;
     a.scale = 0.0884f;
@@ -533,6 +535,55 @@ static int launch_topk(void *arg, int index)
     return cuda_topk((struct cuda_topk *)arg, stream);
 }
 
+struct sets_bench {
+    struct cuda_sets_mark mark;
+    struct cuda_sets_changes changes;
+};
+
+static int launch_sets(void *arg, int index)
+{
+    (void)index;
+    struct sets_bench *b = (struct sets_bench *)arg;
+    int rc = cuda_sets_mark(&b->mark, stream);
+    return rc ? rc : cuda_sets_changes(&b->changes, stream);
+}
+
+/* The lists that Top-K left, against sets of k other positions at random: nearly all changes. */
+static void bench_sets(const struct cuda_topk *t, uint32_t n)
+{
+    struct sets_bench b = {};
+    uint32_t words = t->end_max / 32, most = 2 * t->k * t->rows, *numbers = (uint32_t *)calloc(2 * n, 4);
+    void *out = NULL, *mapped = NULL;
+    char shape[64];
+    for (uint32_t i = 0; i < n; i++)
+        numbers[i] = i, numbers[n + i] = CUDA_SETS_DIFFER;
+    struct cuda_sets sets = {};
+    sets.bits = (uint32_t *)device(8ull * t->rows * words);
+    sets.count = (uint32_t *)device(8ull * t->rows);
+    sets.place = (uint32_t *)upload(numbers, 8 * n);
+    sets.how = sets.place + n;
+    sets.words = words, sets.lists = t->heads, sets.place_count = n;
+    if (cudaHostAlloc(&out, 4ull * most, cudaHostAllocMapped) || cudaHostGetDevicePointer(&mapped, out, 0))
+        exit(1);
+    uint32_t *bits = (uint32_t *)calloc((size_t)2 * t->rows * words, 4);
+    for (uint32_t r = 0; r < t->rows; r++)
+        for (uint32_t i = 0; i < t->k; i++) {
+            uint32_t p = (uint32_t)rand() % t->end_max;
+            bits[(2ull * r + 1) * words + p / 32] |= 1u << p % 32;
+        }
+    cudaMemcpy(sets.bits, bits, 8ull * t->rows * words, cudaMemcpyHostToDevice);
+    b.mark.sets = b.changes.sets = sets;
+    b.mark.index = t->index, b.mark.index_stride = t->index_stride, b.mark.row_count = t->ret_count;
+    b.mark.rows = t->rows, b.mark.heads = t->heads;
+    b.changes.work = (uint32_t *)device(4ull * most);
+    b.changes.out = (uint32_t *)mapped, b.changes.total = (uint32_t *)device(4);
+    b.changes.room = most, b.changes.n = n;
+    snprintf(shape, sizeof shape, "%u lists of %u, all changed, to host", t->rows, t->k);
+    report("sets", shape, median_seconds(launch_sets, &b, LAUNCHES), 4.0 * most / link_back_rate);
+    cudaFree(sets.bits), cudaFree(sets.count), cudaFree(b.changes.work), cudaFree(b.changes.total);
+    cudaFreeHost(out), free(bits), free(numbers);
+}
+
 static void bench_retrieval(uint32_t n, uint32_t count, uint32_t k)
 {
     enum { CHUNK = 1024 };
@@ -572,6 +623,7 @@ static void bench_retrieval(uint32_t n, uint32_t count, uint32_t k)
     t.rows = n * KV_HEADS, t.heads = KV_HEADS, t.k = k, t.end_max = count;
     snprintf(shape, sizeof shape, "%u of %u, %u rows", k, count, t.rows);
     report("topk", shape, median_seconds(launch_topk, &t, LAUNCHES), 4.0 * t.rows * count / copy_rate);
+    bench_sets(&t, n);
     cudaFree(r.keys.base), cudaFree(r.weights), cudaFree(r.work), cudaFree(t.index);
     free(counts), free(at);
 }

@@ -8,6 +8,7 @@
  * A warp keeps the next 16 pieces in flight to its own part of shared memory while it works on 16
  * (rows.cuh). Products run on tensor cores; q and the softmax weights are given as two 16-bit numbers each,
  * so the result is close to that of f32. Stateless. */
+#include "compute/cuda/launch.cuh"
 #include "compute/cuda/rows.cuh"
 
 enum {
@@ -129,6 +130,7 @@ struct item {
     uint32_t chunk, head, query;
     uint32_t count;  /* entries of the chunk that the warp takes */
     uint32_t filled; /* entries of the chunk */
+    bool last;       /* of its list's chunks */
 };
 
 /* The grid's size and shape: items in the order chunk, head, query. */
@@ -143,7 +145,7 @@ __device__ __forceinline__ struct item find_item(const struct cuda_attn &a, cons
                                                  uint64_t index)
 {
     uint32_t lane = threadIdx.x % 32;
-    struct item item = {work.items, 0, 0, 0, 0, 0};
+    struct item item = {work.items, 0, 0, 0, 0, 0, true};
     for (; index < work.items; index += 32ull * gridDim.x) {
         uint64_t mine = index + (uint64_t)lane * gridDim.x;
         uint32_t list = (uint32_t)(mine / work.chunks), begin = (uint32_t)(mine % work.chunks) * CHUNK,
@@ -159,7 +161,9 @@ __device__ __forceinline__ struct item find_item(const struct cuda_attn &a, cons
         item.query = list / a.kv_heads;
         item.head = list % a.kv_heads;
         item.chunk = __shfl_sync(FULL_WARP, begin, from) / CHUNK;
-        item.filled = min(__shfl_sync(FULL_WARP, count, from) - item.chunk * CHUNK, (uint32_t)CHUNK);
+        uint32_t left = __shfl_sync(FULL_WARP, count, from) - item.chunk * CHUNK;
+        item.filled = min(left, (uint32_t)CHUNK);
+        item.last = left <= CHUNK;
         item.count = first < item.filled ? min(item.filled - first, (uint32_t)WARP_ENTRIES) : 0;
         break;
     }
@@ -251,7 +255,8 @@ __device__ __forceinline__ void leave_state(struct block_state<DIM> *block, cons
 }
 
 /* From item to item in steps of the grid, usually just one. The next item's addresses are looked up while
- * this one's pieces are on their way. */
+ * this one's pieces are on their way. The first item's, and where they are settled its first pieces too, before
+ * the launch before has ended. */
 template <bool BF16, int DIM>
 __global__ void __launch_bounds__(THREADS, RESIDENT) attn_part_kernel(struct cuda_attn a, struct work work)
 {
@@ -263,13 +268,17 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) attn_part_kernel(struct cud
     uint32_t entry[WARP_ENTRIES / 32];
     uint64_t offset[WARP_ENTRIES / 32];
     bool real = item.index < work.items;
+    launch_next();
     load_entries(entry, a, item, real);
     load_offsets(offset, a, item, entry, real);
     while (real) {
         const struct row_source source = {a.kv.base, offset, item.count, a.scale};
+        if (!a.settled || item.last)
+            launch_wait();
 #pragma unroll
         for (int s = 0; s < STAGES; s++)
             fetch_rows<DIM * 4>(&ring[s], source, s);
+        launch_wait();
         uint32_t q[DIM / 16][4];
         load_query<BF16, DIM>(q, a.q + item.query * a.q_stride + (uint64_t)(item.head * group + row) * DIM,
                               row < group, threadIdx.x % 4);
@@ -296,6 +305,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) attn_part_kernel(struct cud
         item = next;
         real = next_real;
     }
+    launch_wait();
 }
 
 /* One block a (query, KV head, query head of the group): COMBINE_GROUPS ranges of chunks, then the ranges. */
@@ -307,6 +317,7 @@ __global__ void __launch_bounds__(DIM *COMBINE_GROUPS)
     uint32_t group = a.q_heads / a.kv_heads, head = blockIdx.x / group, g = blockIdx.x % group,
              query = blockIdx.y;
     uint32_t range = threadIdx.x / DIM, dim = threadIdx.x % DIM;
+    launch_next();
     struct list list = list_of(a, query, head);
     uint32_t count = (list.count + CHUNK - 1) / CHUNK, step = (count + COMBINE_GROUPS - 1) / COMBINE_GROUPS;
     uint32_t begin = min(range * step, count), end = min(begin + step, count);
@@ -314,6 +325,7 @@ __global__ void __launch_bounds__(DIM *COMBINE_GROUPS)
     const float *part = a.work + ((uint64_t)query * a.kv_heads + head) * chunks * floats;
     const float *max_at = part + group * DIM + g;
     float max = -INFINITY;
+    launch_wait();
     for (uint32_t i = threadIdx.x; i < count; i += DIM * COMBINE_GROUPS)
         max = fmaxf(max, max_at[i * floats]);
     max = warp_max(max);
@@ -361,8 +373,11 @@ template <bool BF16, int DIM> static int launch(const struct cuda_attn *a, cudaS
      * its time on empty blocks, so a large one fills the chip once and its blocks look for items. */
     uint64_t fill = (uint64_t)processors * RESIDENT;
     dim3 grid((unsigned)(work.items <= 16 * fill ? work.items : fill)), merge(a->q_heads, a->n);
-    attn_part_kernel<BF16, DIM><<<grid, THREADS, bytes, stream>>>(*a, work);
-    attn_combine_kernel<DIM><<<merge, DIM * COMBINE_GROUPS, 0, stream>>>(*a, work.chunks);
+    struct launch_form part, combine;
+    launch_form(&part, grid, THREADS, (size_t)bytes, stream);
+    launch_form(&combine, merge, DIM * COMBINE_GROUPS, 0, stream);
+    cudaLaunchKernelEx(&part.config, attn_part_kernel<BF16, DIM>, *a, work);
+    cudaLaunchKernelEx(&combine.config, attn_combine_kernel<DIM>, *a, work.chunks);
     return launch_status();
 }
 

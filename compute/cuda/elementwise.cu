@@ -3,9 +3,9 @@
  * All are bound by memory or, in a decode step, by the launch; so they are plain: a block a row, 16 bytes a
  * thread. Activations are f32; outputs that feed a product may be bf16. Stateless; queues on the caller's
  * stream. */
-#include "compute/cuda/common.cuh"
+#include "compute/cuda/launch.cuh"
 
-enum { THREADS = 256, MIX_THREADS = 128 };
+enum { THREADS = 256, MIX_THREADS = 128, EARLY_ROWS = 256 };
 
 /* Four neighbours at index i of a row of f32 or bf16. */
 __device__ __forceinline__ void store4(void *out, bool bf16, uint64_t i, float4 v)
@@ -27,6 +27,8 @@ __device__ __forceinline__ float4 load4(const void *in, bool bf16, uint64_t i)
 
 __global__ void __launch_bounds__(THREADS) embed_kernel(struct cuda_embed e)
 {
+    launch_next();
+    launch_wait();
     uint32_t t = blockIdx.x, id = e.ids[t];
     id = id < e.rows ? id : e.rows - 1;
     const uint16_t *row = (const uint16_t *)e.table + (uint64_t)id * e.cols;
@@ -41,20 +43,29 @@ int cuda_embed(const struct cuda_embed *e, struct CUstream_st *stream)
         return -EINVAL;
     if (e->n == 0)
         return 0;
-    embed_kernel<<<e->n, THREADS, 0, stream>>>(*e);
-    return launch_status();
+    return launch_early(embed_kernel, dim3(e->n), THREADS, stream, *e);
 }
 
 /* Each thread keeps its part of the row between the two passes: rows to KEEP * 4 * THREADS floats stay in
- * registers, the rest is read again (from the cache). */
-__global__ void __launch_bounds__(THREADS) rmsnorm_kernel(struct cuda_rmsnorm r)
+ * registers, the rest is read again (from the cache). With EARLY the weights are read before the launch before
+ * has ended; they take registers then, which costs a large batch more than it gains. */
+template <bool EARLY> __global__ void __launch_bounds__(THREADS) rmsnorm_kernel(struct cuda_rmsnorm r)
 {
     enum { KEEP = 8 };
     __shared__ float shared[32];
     uint64_t row = (uint64_t)blockIdx.x * r.dim;
-    float4 kept[KEEP];
+    bool out_bf16 = r.out_type == DTYPE_BF16, w_bf16 = r.weight_type == DTYPE_BF16;
+    float4 kept[KEEP], weight[EARLY ? KEEP : 1];
     float sum = 0;
     int k = 0;
+    launch_next();
+#pragma unroll
+    for (k = 0; k < KEEP; k++) {
+        uint32_t i = (k * THREADS + threadIdx.x) * 4;
+        if (EARLY && i < r.dim)
+            weight[EARLY ? k : 0] = load4(r.weight, w_bf16, i);
+    }
+    launch_wait();
 #pragma unroll
     for (k = 0; k < KEEP; k++) {
         uint32_t i = (k * THREADS + threadIdx.x) * 4;
@@ -79,13 +90,12 @@ __global__ void __launch_bounds__(THREADS) rmsnorm_kernel(struct cuda_rmsnorm r)
         sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
     }
     float factor = 1.0f / sqrtf(block_sum(sum, shared) / (float)r.dim + r.eps);
-    bool out_bf16 = r.out_type == DTYPE_BF16, w_bf16 = r.weight_type == DTYPE_BF16;
 #pragma unroll
     for (k = 0; k < KEEP; k++) {
         uint32_t i = (k * THREADS + threadIdx.x) * 4;
         if (i >= r.dim)
             continue;
-        float4 v = kept[k], w = load4(r.weight, w_bf16, i);
+        float4 v = kept[k], w = EARLY ? weight[EARLY ? k : 0] : load4(r.weight, w_bf16, i);
         store4(r.out, out_bf16, row + i,
                make_float4(v.x * factor * w.x, v.y * factor * w.y, v.z * factor * w.z, v.w * factor * w.w));
     }
@@ -105,8 +115,9 @@ int cuda_rmsnorm(const struct cuda_rmsnorm *r, struct CUstream_st *stream)
         return -EINVAL;
     if (r->n == 0)
         return 0;
-    rmsnorm_kernel<<<r->n, THREADS, 0, stream>>>(*r);
-    return launch_status();
+    if (r->n <= EARLY_ROWS)
+        return launch_early(rmsnorm_kernel<true>, dim3(r->n), THREADS, stream, *r);
+    return launch_early(rmsnorm_kernel<false>, dim3(r->n), THREADS, stream, *r);
 }
 
 /* A block takes MIX_THREADS * 4 columns of a token; a thread keeps the sums of all views of its four. Views
@@ -173,6 +184,8 @@ int cuda_mix(const struct cuda_mix *m, struct CUstream_st *stream)
 /* A warp a head. */
 __global__ void __launch_bounds__(THREADS) headnorm_kernel(struct cuda_headnorm h)
 {
+    launch_next();
+    launch_wait();
     uint64_t item = (uint64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
     uint32_t lane = threadIdx.x % 32;
     if (item >= (uint64_t)h.n * h.heads)
@@ -199,8 +212,8 @@ int cuda_headnorm(const struct cuda_headnorm *h, struct CUstream_st *stream)
         return -EINVAL;
     if (h->n == 0 || h->heads == 0)
         return 0;
-    headnorm_kernel<<<ceil_div((uint64_t)h->n * h->heads, THREADS / 32), THREADS, 0, stream>>>(*h);
-    return launch_status();
+    return launch_early(headnorm_kernel, dim3(ceil_div((uint64_t)h->n * h->heads, THREADS / 32)), THREADS,
+                        stream, *h);
 }
 
 __device__ __forceinline__ float silu_times(float gate, float up)
@@ -210,6 +223,8 @@ __device__ __forceinline__ float silu_times(float gate, float up)
 
 __global__ void __launch_bounds__(THREADS) swiglu_kernel(struct cuda_swiglu s)
 {
+    launch_next();
+    launch_wait();
     uint32_t i = (blockIdx.x * THREADS + threadIdx.x) * 4, t = blockIdx.y;
     if (i >= s.dim)
         return;
@@ -228,8 +243,7 @@ int cuda_swiglu(const struct cuda_swiglu *s, struct CUstream_st *stream)
     if (s->n == 0)
         return 0;
     dim3 grid(ceil_div(s->dim, THREADS * 4), s->n);
-    swiglu_kernel<<<grid, THREADS, 0, stream>>>(*s);
-    return launch_status();
+    return launch_early(swiglu_kernel, grid, THREADS, stream, *s);
 }
 
 __global__ void __launch_bounds__(THREADS) add_kernel(float *x, const float *y, uint64_t count)
@@ -308,6 +322,8 @@ int cuda_put_rows(const struct cuda_put_rows *p, struct CUstream_st *stream)
 
 __global__ void __launch_bounds__(THREADS) angles_kernel(struct cuda_rope_angles a)
 {
+    launch_next();
+    launch_wait();
     uint64_t i = (uint64_t)blockIdx.x * THREADS + threadIdx.x;
     uint32_t half = a.dims / 2;
     if (i >= (uint64_t)a.n * half)
@@ -324,13 +340,15 @@ int cuda_rope_angles(const struct cuda_rope_angles *a, struct CUstream_st *strea
         return -EINVAL;
     if (a->n == 0)
         return 0;
-    angles_kernel<<<ceil_div((uint64_t)a->n * (a->dims / 2), THREADS), THREADS, 0, stream>>>(*a);
-    return launch_status();
+    return launch_early(angles_kernel, dim3(ceil_div((uint64_t)a->n * (a->dims / 2), THREADS)), THREADS,
+                        stream, *a);
 }
 
 /* A thread a pair; the pairs of a head are neighbours, so both halves are read in whole lines. */
 __global__ void __launch_bounds__(THREADS) rope_kernel(struct cuda_rope r)
 {
+    launch_next();
+    launch_wait();
     uint64_t i = (uint64_t)blockIdx.x * THREADS + threadIdx.x;
     uint32_t half = r.dims / 2;
     if (i >= (uint64_t)r.n * r.heads * half)
@@ -360,6 +378,6 @@ int cuda_rope(const struct cuda_rope *r, struct CUstream_st *stream)
         return -EINVAL;
     if (r->n == 0 || r->heads == 0)
         return 0;
-    rope_kernel<<<ceil_div((uint64_t)r->n * r->heads * (r->dims / 2), THREADS), THREADS, 0, stream>>>(*r);
-    return launch_status();
+    return launch_early(rope_kernel, dim3(ceil_div((uint64_t)r->n * r->heads * (r->dims / 2), THREADS)),
+                        THREADS, stream, *r);
 }

@@ -1,8 +1,9 @@
 /* Products of a bf16 matrix with one to four tokens: bound by reading the matrix once.
  *
  * A warp takes two rows; its lanes take 16 bytes of each, several at a time, and the tokens' same columns,
- * which the L1 cache serves. A token's sum is taken in one order whatever the number of tokens. Stateless. */
-#include "compute/cuda/common.cuh"
+ * which the L1 cache serves. A token's sum is taken in one order whatever the number of tokens. The first of the
+ * matrix is asked for before the launch before has ended. Stateless. */
+#include "compute/cuda/launch.cuh"
 
 enum { THREADS = 256, ROWS = 2, UNROLL = 4 };
 
@@ -35,24 +36,38 @@ __device__ __forceinline__ void finish(const struct cuda_gemv &g, float (*sum)[N
         }
 }
 
+/* 16 bytes of each row from unit i on, UNROLL times; nothing where less is left. */
+__device__ __forceinline__ void load_batch(uint4 (*v)[ROWS], const uint4 *const *w, uint32_t i, uint32_t units)
+{
+    if (i + 32 * (UNROLL - 1) >= units)
+        return;
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++)
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+            v[u][r] = load_stream((const uint8_t *)(w[r] + i + 32 * u));
+}
+
 template <int N> __global__ void __launch_bounds__(THREADS) gemv_kernel(struct cuda_gemv g)
 {
+    launch_next();
     uint32_t row = (blockIdx.x * (THREADS / 32) + threadIdx.x / 32) * ROWS, lane = threadIdx.x % 32;
-    if (row >= g.rows)
+    if (row >= g.rows) {
+        launch_wait();
         return;
+    }
     uint32_t units = g.cols / 8;
     const uint4 *x = (const uint4 *)g.x, *w[ROWS];
     for (int r = 0; r < ROWS; r++)
         w[r] = (const uint4 *)g.w + (uint64_t)min(row + r, g.rows - 1) * units;
     float sum[ROWS][N] = {};
+    uint4 v[UNROLL][ROWS];
     uint32_t i = lane;
+    load_batch(v, w, i, units);
+    launch_wait();
     for (; i + 32 * (UNROLL - 1) < units; i += 32 * UNROLL) {
-        uint4 v[UNROLL][ROWS];
-#pragma unroll
-        for (int u = 0; u < UNROLL; u++)
-#pragma unroll
-            for (int r = 0; r < ROWS; r++)
-                v[u][r] = load_stream((const uint8_t *)(w[r] + i + 32 * u));
+        if (i != lane)
+            load_batch(v, w, i, units);
 #pragma unroll
         for (int u = 0; u < UNROLL; u++)
 #pragma unroll
@@ -81,13 +96,13 @@ int cuda_gemv(const struct cuda_gemv *g, struct CUstream_st *stream)
         !is_aligned(g->x, 16))
         return -EINVAL;
     unsigned blocks = ceil_div(g->rows, THREADS / 32 * ROWS);
+    if (g->n == 0)
+        return 0;
     if (g->n == 1)
-        gemv_kernel<1><<<blocks, THREADS, 0, stream>>>(*g);
-    else if (g->n == 2)
-        gemv_kernel<2><<<blocks, THREADS, 0, stream>>>(*g);
-    else if (g->n == 3)
-        gemv_kernel<3><<<blocks, THREADS, 0, stream>>>(*g);
-    else if (g->n == 4)
-        gemv_kernel<4><<<blocks, THREADS, 0, stream>>>(*g);
-    return launch_status();
+        return launch_early(gemv_kernel<1>, dim3(blocks), THREADS, stream, *g);
+    if (g->n == 2)
+        return launch_early(gemv_kernel<2>, dim3(blocks), THREADS, stream, *g);
+    if (g->n == 3)
+        return launch_early(gemv_kernel<3>, dim3(blocks), THREADS, stream, *g);
+    return launch_early(gemv_kernel<4>, dim3(blocks), THREADS, stream, *g);
 }

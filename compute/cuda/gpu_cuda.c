@@ -28,6 +28,7 @@ struct gpu {
     uint64_t library_bytes;
     struct plan plans[PLANS_MAX]; /* those used often in front */
     uint32_t plan_count;
+    cudaEvent_t order; /* NULL: not used yet */
 };
 
 struct gpu_event {
@@ -209,7 +210,9 @@ static int make_context(struct gpu *g, const struct cudaDeviceProp *prop, struct
     if (status != cudaSuccess)
         return gpu_fail(err, status, "context");
     g->info.bytes_total = total;
-    if (accounted && gpu_nvml_used(g->info.uuid, &after) == 0 && after > before)
+    /* What the card has less is others' too, if they begin at the same time. */
+    if (gpu_nvml_own(g->info.uuid, &g->info.context_bytes) < 0 && accounted &&
+        gpu_nvml_used(g->info.uuid, &after) == 0 && after > before)
         g->info.context_bytes = after - before;
     return 0;
 }
@@ -227,6 +230,8 @@ static void close_gpu(struct gpu **gpu)
         cudaFree(g->workspace);
     if (g->handle)
         cublasLtDestroy(g->handle);
+    if (g->order)
+        cudaEventDestroy(g->order);
     mem_free(gpu);
 }
 
@@ -440,6 +445,20 @@ static void event_free(struct gpu_event **event)
     mem_free(event);
 }
 
+/* One event serves all: a wait is for what it was recorded behind when the wait was queued. */
+static int stream_follow(struct gpu *g, struct CUstream_st *stream, struct CUstream_st *after)
+{
+    use(g);
+    cudaError_t status = cudaSuccess;
+    if (!g->order)
+        status = cudaEventCreateWithFlags(&g->order, cudaEventDisableTiming);
+    if (status == cudaSuccess)
+        status = cudaEventRecord(g->order, after);
+    if (status == cudaSuccess)
+        status = cudaStreamWaitEvent(stream, g->order, 0);
+    return gpu_status(status);
+}
+
 static int event_record(struct gpu_event *event, struct CUstream_st *stream)
 {
     return gpu_status(cudaEventRecord(event->event, stream));
@@ -479,17 +498,17 @@ static struct plan *find_plan(struct gpu *g, const struct cuda_matmul_shape *sha
     return NULL;
 }
 
-/* What the library takes is seen by what is missing: it allocates for itself. */
+/* What the library takes is seen by what this process has more: it allocates for itself. */
 static int make_handle(struct gpu *g, struct err *err)
 {
     uint64_t before = 0, after = 0;
-    memory_free(g, &before);
+    gpu_nvml_own(g->info.uuid, &before);
     cublasStatus_t status = cublasLtCreate(&g->handle);
     if (status != CUBLAS_STATUS_SUCCESS)
         return err_set(err, -EIO, "GPU: cuBLASLt does not start (status %d)", (int)status);
     int r = alloc_device(g, WORKSPACE_BYTES, &g->workspace, err);
-    memory_free(g, &after);
-    g->library_bytes = before > after ? before - after : WORKSPACE_BYTES;
+    gpu_nvml_own(g->info.uuid, &after);
+    g->library_bytes = before > 0 && after > before ? after - before : WORKSPACE_BYTES;
     return r;
 }
 
@@ -563,6 +582,7 @@ static const struct gpu_api api = {
     .ipc_close = ipc_close,
     .stream_create = stream_create,
     .stream_free = stream_free,
+    .stream_follow = stream_follow,
     .stream_sync = stream_sync,
     .stream_done = stream_done,
     .copy = copy,
@@ -593,6 +613,7 @@ static const struct gpu_api api = {
     .rope_angles = cuda_rope_angles,
     .rope = cuda_rope,
     .kv_write = cuda_kv_write,
+    .rope_write = cuda_rope_write,
     .gather = cuda_gather,
     .scatter = cuda_scatter,
     .copy_pieces = cuda_copy_pieces,
@@ -603,6 +624,8 @@ static const struct gpu_api api = {
     .retrieval_work_bytes = cuda_retrieval_work_bytes,
     .retrieval = cuda_retrieval,
     .topk = cuda_topk,
+    .sets_mark = cuda_sets_mark,
+    .sets_changes = cuda_sets_changes,
     .sample = cuda_sample,
     .penalties = cuda_penalties,
 };

@@ -21,6 +21,9 @@ int gpu_fail(struct err *err, cudaError_t status, const char *what);
 
 /* Device memory in use on a card by all processes; needs no context. -ENOENT, -ENODEV: cannot be read. */
 int gpu_nvml_used(const char *uuid, uint64_t *ret_bytes);
+/* Of this process alone. -ESRCH: it is not listed: no context yet, or pids are others than the driver's. One
+ * thread at a time. */
+int gpu_nvml_own(const char *uuid, uint64_t *ret_bytes);
 
 int gpu_flag_write(uint32_t *flag, uint32_t value, struct CUstream_st *stream);
 int gpu_flag_wait(uint32_t *flag, uint32_t value, struct CUstream_st *stream);

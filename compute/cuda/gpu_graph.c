@@ -25,21 +25,23 @@ struct gpu_graph {
 };
 
 static _Thread_local struct gpu_graph *capture;
-static _Thread_local struct CUstream_st *capture_stream;
 
 /* Keeps the node that the last operation became. */
 static int keep_node(struct CUstream_st *stream)
 {
-    if (!capture || stream != capture_stream)
-        return 0;
-    if (capture->count == FLAGS_MAX)
-        return -E2BIG;
     enum cudaStreamCaptureStatus status;
     const cudaGraphNode_t *last;
     size_t count = 0;
-    if (cudaStreamGetCaptureInfo(stream, &status, NULL, NULL, &last, NULL, &count) != cudaSuccess ||
-        status != cudaStreamCaptureStatusActive || count != 1)
+    if (!capture)
+        return 0;
+    if (cudaStreamGetCaptureInfo(stream, &status, NULL, NULL, &last, NULL, &count) != cudaSuccess)
         return -EIO;
+    if (status == cudaStreamCaptureStatusNone) /* another stream, that does not follow the captured one */
+        return 0;
+    if (status != cudaStreamCaptureStatusActive || count != 1)
+        return -EIO;
+    if (capture->count == FLAGS_MAX)
+        return -E2BIG;
     struct flag_node *f = &capture->flags[capture->count];
     f->node = last[0];
     if (gpu_driver.node_get(f->node, &f->params) != CUDA_SUCCESS || f->params.count != 1)
@@ -71,7 +73,6 @@ int gpu_capture_begin(struct CUstream_st *stream, struct err *err)
     if (status != cudaSuccess)
         return gpu_fail(err, status, "capture");
     capture = mem_alloc(1, sizeof *capture + FLAGS_MAX * sizeof *capture->flags);
-    capture_stream = stream;
     return 0;
 }
 
@@ -81,7 +82,6 @@ int gpu_capture_end(struct gpu *gpu, struct CUstream_st *stream, struct gpu_grap
     (void)gpu;
     struct gpu_graph *g = capture;
     capture = NULL;
-    capture_stream = NULL;
     *ret_graph = NULL;
     if (!g)
         return err_set(err, -EINVAL, "GPU: no capture goes on in this thread");

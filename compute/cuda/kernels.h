@@ -11,6 +11,10 @@
  * Return values: 0; -EINVAL when a shape, type or alignment is not served; -EIO when CUDA refused the
  * launch. n == 0 is no work and succeeds.
  *
+ * Launches may begin while the launch before them in the stream ends (launch.cuh). Before that they read only
+ * what launches do not write but copies and the host do: weights, lists, counts, rows and tables of pages and
+ * slots. A launch that writes one of these must not be followed at once by its reader.
+ *
  * Order. Every output element is reduced in an order that depends on its own inputs' length alone: never on
  * the batch, the split of a prompt, slot order or the grid. One exception: cuda_matmul, whose
  * library chooses by n.
@@ -23,6 +27,7 @@
 #include <stdint.h>
 
 #include "base/dtype.h"
+#include "compute/cuda/products.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -35,7 +40,6 @@ enum {
     CUDA_GROUP_MAX = 8,     /* query heads that share a KV head */
     CUDA_KEYS_CHUNK = 512,  /* keys of one softmax part of the retriever */
     CUDA_TOPK_MAX = 131072, /* most values of one row */
-    CUDA_GEMV_TOKENS = 4,
     CUDA_MIX_VIEWS_MAX = 16,
     CUDA_MIX_TAPS_MAX = 64,
     CUDA_VOCAB_MAX = 262144
@@ -153,45 +157,6 @@ struct cuda_rope {
 };
 int cuda_rope(const struct cuda_rope *rope, struct CUstream_st *stream);
 
-/* ---- Products (gemv.cu, matmul.c) ---- */
-
-/* out [n][rows] f32 = w [rows][cols] bf16 times x [n][cols] bf16, + bias f32 [rows] if not NULL, + out
- * where `accumulate`. 1 <= n <= 4, cols % 8 == 0, 16-byte aligned. The result of a token does not depend on
- * n. Bytes: 2 * rows * cols, the matrix once. Against cuBLASLt on an H200, with matrices of
- * an 8B model: 4 to 13 % faster for one token, 3 % slower to 10 % faster for two, slower for four. */
-struct cuda_gemv {
-    float *out;
-    const void *w, *x;
-    const float *bias;
-    uint32_t rows, cols, n;
-    int accumulate;
-};
-int cuda_gemv(const struct cuda_gemv *gemv, struct CUstream_st *stream);
-
-/* The same product for any n through cuBLASLt. The handle and the workspace are the caller's; a plan keeps
- * the library's descriptors and the algorithm it chose for (rows, cols, n). cuda_matmul_plan runs on the
- * host, once a shape; cuda_matmul only launches. out f32 or bf16; bias only with out f32 (f32) or bf16
- * (bf16). */
-struct cublasLtContext;
-struct cuda_matmul_plan;
-struct cuda_matmul_shape {
-    uint32_t rows, cols, n;
-    enum dtype out_type;
-    int has_bias, accumulate;
-    size_t workspace_bytes;
-};
-/* 0, -EINVAL for a shape that cannot be, -ENOTSUP when the library has no algorithm, -ENOMEM. */
-int cuda_matmul_plan(struct cublasLtContext *handle, const struct cuda_matmul_shape *shape,
-                     struct cuda_matmul_plan **ret_plan);
-void cuda_matmul_plan_free(struct cuda_matmul_plan **plan);
-struct cuda_matmul {
-    void *out;
-    const void *w, *x, *bias;
-    void *workspace;
-};
-int cuda_matmul(struct cublasLtContext *handle, const struct cuda_matmul_plan *plan,
-                const struct cuda_matmul *matmul, struct CUstream_st *stream);
-
 /* ---- KV pieces (kv.cu) ---- */
 
 /* Pieces of one layer, or of neighbouring layers, of all sequences: compute.h's kv_view with table rows.
@@ -233,6 +198,12 @@ struct cuda_kv_write {
     uint32_t n, kv_heads, head_dim;
 };
 int cuda_kv_write(const struct cuda_kv_write *write, struct CUstream_st *stream);
+
+/* cuda_rope, then cuda_kv_write of the keys that it rotated: write->k lies in rope->x, its heads are the last
+ * of rope->heads. One launch where all of a head is rotated; whether the keys in x are rotated then is left
+ * open. Bytes: n * (q_heads * 8 + kv_heads * 12) * head_dim. */
+int cuda_rope_write(const struct cuda_rope *rope, const struct cuda_kv_write *write,
+                    struct CUstream_st *stream);
 
 /* One row of a run of layers between host memory and the pieces of its layers. host: byte offset of the run's
  * first piece from host_base. item: slot or position. */
@@ -309,6 +280,9 @@ struct cuda_attn {
     uint32_t n, q_heads, kv_heads, head_dim;
     float scale;
     float *work;
+    /* 1: of each list all but the last entry was written before the launch before this one began: it may be
+     * read while that launch ends. */
+    int settled;
 };
 size_t cuda_attn_work_bytes(uint32_t n, uint32_t q_heads, uint32_t head_dim, uint32_t list_max);
 int cuda_attn(const struct cuda_attn *attn, struct CUstream_st *stream);
@@ -390,10 +364,10 @@ int cuda_retrieval(const struct cuda_retrieval *retrieval, struct CUstream_st *s
 
 /* For each of `rows` rows of values [rows][stride]: the min(k, end - first) positions of the largest values
  * in [first, end), ascending, to index [rows][index_stride]; their number to ret_count, the sum of their
- * values to ret_mass (NULL: not wanted). first and end have one entry for `heads` neighbouring rows. Ties
- * go to the lower position, NaN counts as -infinity. end <= end_max <= CUDA_TOPK_MAX, end_max <= stride,
- * stride % 4 == 0. Bytes: 4 * values, read up to five times, of which all but the first come from the
- * cache. */
+ * values, and of those in [0, first) and [end, outer), to ret_mass (NULL: not wanted). first, end and outer
+ * have one entry for `heads` neighbouring rows. Ties go to the lower position, NaN counts as -infinity. end
+ * <= end_max <= CUDA_TOPK_MAX, end_max <= stride, stride % 4 == 0. Bytes: 4 * values, read up to five times,
+ * all but the first from the cache. */
 struct cuda_topk {
     uint32_t *index;
     uint64_t index_stride;
@@ -401,7 +375,7 @@ struct cuda_topk {
     float *ret_mass;
     const float *values;
     uint64_t stride;
-    const uint32_t *first, *end; /* [rows / heads]; first NULL: 0 */
+    const uint32_t *first, *end, *outer; /* [rows / heads]; first NULL: 0; outer NULL: nothing outside */
     uint32_t rows, heads, k, end_max;
 };
 int cuda_topk(const struct cuda_topk *topk, struct CUstream_st *stream);

@@ -3,13 +3,15 @@
  * The moves are bound by the link, so they use few blocks and keep many loads of 16 bytes in flight; the
  * rest of the chip belongs to whoever computes. Nothing here interprets a row, except that cuda_kv_write
  * rounds K and V to the pieces' type. A number out of range means that nothing is written. Stateless. */
-#include "compute/cuda/common.cuh"
+#include "compute/cuda/launch.cuh"
 
 enum { WRITE_THREADS = 256, MOVE_THREADS = 512, MOVE_BLOCKS = 16, MOVE_BLOCKS_MAX = 64, UNROLL = 4 };
 
 /* A thread takes 8 elements of K or V. */
 template <bool BF16> __global__ void __launch_bounds__(WRITE_THREADS) kv_write_kernel(struct cuda_kv_write w)
 {
+    launch_next();
+    launch_wait();
     uint32_t units = 2 * (w.head_dim / 8);
     uint64_t i = (uint64_t)blockIdx.x * WRITE_THREADS + threadIdx.x;
     if (i >= (uint64_t)w.n * w.kv_heads * units)
@@ -40,10 +42,75 @@ int cuda_kv_write(const struct cuda_kv_write *w, struct CUstream_st *stream)
         return 0;
     unsigned blocks = ceil_div((uint64_t)w->n * w->kv_heads * 2 * (w->head_dim / 8), WRITE_THREADS);
     if (w->kv.type == DTYPE_BF16)
-        kv_write_kernel<true><<<blocks, WRITE_THREADS, 0, stream>>>(*w);
-    else
-        kv_write_kernel<false><<<blocks, WRITE_THREADS, 0, stream>>>(*w);
-    return launch_status();
+        return launch_early(kv_write_kernel<true>, dim3(blocks), WRITE_THREADS, stream, *w);
+    return launch_early(kv_write_kernel<false>, dim3(blocks), WRITE_THREADS, stream, *w);
+}
+
+struct rope_write {
+    struct cuda_rope rope;
+    struct cuda_kv_write write;
+};
+
+/* A thread takes a pair of a query or key, or two neighbours of a value. */
+template <bool BF16> __global__ void __launch_bounds__(WRITE_THREADS) rope_write_kernel(struct rope_write a)
+{
+    const struct cuda_kv_write &w = a.write;
+    uint32_t half = w.head_dim / 2, all = a.rope.heads + w.kv_heads, queries = a.rope.heads - w.kv_heads;
+    uint64_t i = (uint64_t)blockIdx.x * WRITE_THREADS + threadIdx.x;
+    uint32_t j = i % half, h = i / half % all, t = (uint32_t)(i / half / all);
+    bool real = t < w.n, valid = false;
+    uint64_t offset = 0;
+    launch_next();
+    if (real && h >= queries) {
+        uint32_t head = (h - queries) % w.kv_heads, row = w.rows ? w.rows[t] : t;
+        if (row < w.row_count)
+            offset = piece_offset(w.kv, w.kv.at + row * w.kv.row_stride, head,
+                                  w.head_items ? w.items[row * w.item_stride + head] : w.items[t], &valid);
+        real = valid;
+    }
+    launch_wait();
+    if (!real)
+        return;
+    uint16_t *piece = (uint16_t *)(w.kv.base + offset);
+    if (h >= a.rope.heads) {
+        const float *v = w.v + t * w.stride + (uint64_t)(h - a.rope.heads) * w.head_dim + 2 * j;
+        *(uint32_t *)(piece + w.head_dim + 2 * j) = pack<BF16>(v[0], v[1]);
+        return;
+    }
+    float2 angle = *(const float2 *)(a.rope.table + ((uint64_t)t * half + j) * 2);
+    uint32_t first = a.rope.adjacent ? 2 * j : j, second = a.rope.adjacent ? first + 1 : first + half;
+    float *x = (float *)a.rope.x + t * a.rope.stride + (uint64_t)h * w.head_dim;
+    float p = x[first], q = x[second], r = p * angle.x - q * angle.y, s = p * angle.y + q * angle.x;
+    if (h < queries) {
+        x[first] = r;
+        x[second] = s;
+    } else {
+        piece[first] = (uint16_t)pack<BF16>(r, 0);
+        piece[second] = (uint16_t)pack<BF16>(s, 0);
+    }
+}
+
+int cuda_rope_write(const struct cuda_rope *rope, const struct cuda_kv_write *w, struct CUstream_st *stream)
+{
+    bool joined = rope->type == DTYPE_F32 && rope->dims == w->head_dim && rope->head_dim == w->head_dim &&
+                  rope->n == w->n && rope->stride == w->stride && rope->heads >= w->kv_heads &&
+                  w->k == (float *)rope->x + (uint64_t)(rope->heads - w->kv_heads) * w->head_dim;
+    if (!joined) {
+        int r = cuda_rope(rope, stream);
+        return r < 0 ? r : cuda_kv_write(w, stream);
+    }
+    if (!view_is_valid(&w->kv) || w->kv_heads == 0 || w->head_dim == 0 || w->head_dim % 8 || w->stride % 4 ||
+        w->kv.piece_bytes < 4 * w->head_dim || !is_aligned(w->k, 16) || !is_aligned(w->v, 16) || !w->items ||
+        !is_aligned(rope->table, 8))
+        return -EINVAL;
+    if (w->n == 0)
+        return 0;
+    const struct rope_write both = {*rope, *w};
+    uint64_t threads = (uint64_t)w->n * (rope->heads + w->kv_heads) * (w->head_dim / 2);
+    dim3 grid(ceil_div(threads, WRITE_THREADS));
+    if (w->kv.type == DTYPE_BF16)
+        return launch_early(rope_write_kernel<true>, grid, WRITE_THREADS, stream, both);
+    return launch_early(rope_write_kernel<false>, grid, WRITE_THREADS, stream, both);
 }
 
 /* Where 16 bytes of a move lie on the device; NULL where the piece is out of range. */

@@ -107,6 +107,15 @@ __device__ __forceinline__ double write_taken(const struct row &row, uint32_t le
     return mass;
 }
 
+/* This thread's share of the values in [from, end). */
+__device__ __forceinline__ double sum_of(const float *values, uint32_t from, uint32_t end)
+{
+    double sum = 0;
+    for (uint32_t i = from + threadIdx.x; i < end; i += SELECT_THREADS)
+        sum += (double)values[i];
+    return sum;
+}
+
 __device__ __forceinline__ void write_mass(double mass, float *ret_mass)
 {
     __shared__ double mass_of[SELECT_WARPS];
@@ -137,6 +146,9 @@ __global__ void __launch_bounds__(SELECT_THREADS) topk_kernel(struct cuda_topk t
     double mass = want ? write_taken(row, least, ties, want, t.index + r * t.index_stride) : 0;
     if (threadIdx.x == 0)
         t.ret_count[r] = want;
+    if (t.outer)
+        mass += sum_of(row.values, 0, row.first) +
+                sum_of(row.values, row.end, min(t.outer[r / t.heads], t.end_max));
     if (t.ret_mass)
         write_mass(mass, t.ret_mass + r);
 }

@@ -129,20 +129,18 @@ void fakegpu_break(struct gpu *gpu, const char *format, ...)
     va_list list;
     pthread_mutex_lock(&gpu->mutex);
     if (!gpu->error.code) {
-        gpu->error.code = -EIO;
         va_start(list, format);
         vsnprintf(gpu->error.text, sizeof gpu->error.text, format, list);
         va_end(list);
+        __atomic_store_n(&gpu->error.code, -EIO, __ATOMIC_SEQ_CST);
     }
     pthread_mutex_unlock(&gpu->mutex);
 }
 
+/* Asked before each piece of work: without the lock. */
 int fakegpu_sound(struct gpu *gpu)
 {
-    pthread_mutex_lock(&gpu->mutex);
-    int r = gpu->error.code;
-    pthread_mutex_unlock(&gpu->mutex);
-    return r;
+    return __atomic_load_n(&gpu->error.code, __ATOMIC_SEQ_CST);
 }
 
 static int check(struct gpu *gpu, struct err *err)
@@ -176,6 +174,7 @@ static const struct gpu_api table = {
     .ipc_close = fakegpu_ipc_close,
     .stream_create = fakegpu_stream_create,
     .stream_free = fakegpu_stream_free,
+    .stream_follow = fakegpu_stream_follow,
     .stream_sync = fakegpu_stream_sync,
     .stream_done = fakegpu_stream_done,
     .copy = fakegpu_copy,
@@ -206,6 +205,7 @@ static const struct gpu_api table = {
     .rope_angles = fakegpu_rope_angles,
     .rope = fakegpu_rope,
     .kv_write = fakegpu_kv_write,
+    .rope_write = fakegpu_rope_write,
     .gather = fakegpu_gather,
     .scatter = fakegpu_scatter,
     .copy_pieces = fakegpu_copy_pieces,
@@ -216,6 +216,8 @@ static const struct gpu_api table = {
     .retrieval_work_bytes = fakegpu_retrieval_work_bytes,
     .retrieval = fakegpu_retrieval,
     .topk = fakegpu_topk,
+    .sets_mark = fakegpu_sets_mark,
+    .sets_changes = fakegpu_sets_changes,
     .sample = fakegpu_sample,
     .penalties = fakegpu_penalties,
 };

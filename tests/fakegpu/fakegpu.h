@@ -82,6 +82,7 @@ int fakegpu_sound(struct gpu *gpu); /* 0 or -EIO */
 int fakegpu_stream_create(struct gpu *gpu, enum gpu_priority priority, struct CUstream_st **ret_stream,
                           struct err *err);
 void fakegpu_stream_free(struct gpu *gpu, struct CUstream_st **stream);
+int fakegpu_stream_follow(struct gpu *gpu, struct CUstream_st *stream, struct CUstream_st *after);
 int fakegpu_stream_sync(struct CUstream_st *stream);
 int fakegpu_stream_done(struct CUstream_st *stream);
 int fakegpu_copy(void *to, const void *from, size_t bytes, struct CUstream_st *stream);
@@ -132,6 +133,7 @@ int fakegpu_put_rows(const struct cuda_put_rows *, struct CUstream_st *);
 int fakegpu_rope_angles(const struct cuda_rope_angles *, struct CUstream_st *);
 int fakegpu_rope(const struct cuda_rope *, struct CUstream_st *);
 int fakegpu_kv_write(const struct cuda_kv_write *, struct CUstream_st *);
+int fakegpu_rope_write(const struct cuda_rope *, const struct cuda_kv_write *, struct CUstream_st *);
 int fakegpu_gather(const struct cuda_moves *, struct CUstream_st *);
 int fakegpu_scatter(const struct cuda_moves *, struct CUstream_st *);
 int fakegpu_copy_pieces(const struct cuda_copies *, struct CUstream_st *);
@@ -142,6 +144,8 @@ int fakegpu_keys_append(const struct cuda_keys_append *, struct CUstream_st *);
 size_t fakegpu_retrieval_work_bytes(uint32_t n, uint32_t q_heads, uint32_t count_max);
 int fakegpu_retrieval(const struct cuda_retrieval *, struct CUstream_st *);
 int fakegpu_topk(const struct cuda_topk *, struct CUstream_st *);
+int fakegpu_sets_mark(const struct cuda_sets_mark *, struct CUstream_st *);
+int fakegpu_sets_changes(const struct cuda_sets_changes *, struct CUstream_st *);
 int fakegpu_sample(const struct cuda_sample *, struct CUstream_st *);
 int fakegpu_penalties(const struct cuda_penalties *, struct CUstream_st *);
 

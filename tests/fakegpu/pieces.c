@@ -64,6 +64,13 @@ int fakegpu_kv_write(const struct cuda_kv_write *w, struct CUstream_st *stream)
                 : 0;
 }
 
+int fakegpu_rope_write(const struct cuda_rope *rope, const struct cuda_kv_write *write,
+                       struct CUstream_st *stream)
+{
+    int r = fakegpu_rope(rope, stream);
+    return r < 0 ? r : fakegpu_kv_write(write, stream);
+}
+
 static void run_moves(const struct cuda_moves *m, bool to_device)
 {
     uint64_t run_bytes = (uint64_t)m->layers * m->kv.piece_bytes;

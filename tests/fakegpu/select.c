@@ -148,6 +148,8 @@ static void run_topk(struct fakegpu_worker *worker, void *argument)
         for (uint32_t i = 0; i < count; i++)
             index[i] += first;
         t->ret_count[r] = count;
+        for (uint32_t i = 0; t->outer && i < t->outer[r / t->heads] && i < t->end_max; i++)
+            mass += i < first || i >= end ? (double)t->values[r * t->stride + i] : 0;
         if (t->ret_mass)
             t->ret_mass[r] = (float)mass;
     }
@@ -160,7 +162,7 @@ int fakegpu_topk(const struct cuda_topk *t, struct CUstream_st *stream)
         !fakegpu_aligned(t->values, 16) || !t->end)
         return -EINVAL;
     return t->rows ? FAKEGPU_LAUNCH(stream, run_topk, t, t->index, t->ret_count, t->ret_mass, t->values,
-                                    t->first, t->end)
+                                    t->first, t->end, t->outer)
                    : 0;
 }
 

@@ -1,5 +1,5 @@
 /* Streams of the double: a thread and a queue each, events, flags, graphs. A stream takes its work in order
- * and whenever its thread comes to it. The mutex of a stream guards its queue and counts. */
+ * and whenever its thread comes to it, a batch at a time. The mutex of a stream guards its queue. */
 #include <errno.h>
 #include <stdio.h>
 #include <poll.h>
@@ -31,9 +31,13 @@ struct CUstream_st {
     pthread_mutex_t mutex;
     pthread_cond_t added, finished;
     struct item *first, **last;
-    uint64_t queued, done;
+    struct item *spare; /* done with: one in use for each piece that is on its way */
+    uint64_t queued;
+    atomic_uint_fast64_t done;
+    atomic_int waiting; /* for `finished` */
     bool stop;
     struct gpu_graph *capture; /* owner's thread only */
+    bool is_guest;             /* the capture is of a stream that this one follows */
     struct fakegpu_worker worker;
 };
 
@@ -77,6 +81,18 @@ void *fakegpu_scratch(struct fakegpu_worker *worker, int index, size_t bytes)
     return worker->scratch[index];
 }
 
+static void run_item(struct CUstream_st *s, struct item *item)
+{
+    if (fakegpu_sound(s->gpu) == 0 || item->op.is_flag)
+        item->op.run(&s->worker, item->op.argument);
+    atomic_fetch_add(&s->done, 1);
+    if (atomic_load(&s->waiting) == 0) /* who waits counts itself first, then looks at `done` */
+        return;
+    pthread_mutex_lock(&s->mutex);
+    pthread_cond_broadcast(&s->finished);
+    pthread_mutex_unlock(&s->mutex);
+}
+
 static void *stream_main(void *arg)
 {
     struct CUstream_st *s = arg;
@@ -84,22 +100,32 @@ static void *stream_main(void *arg)
     for (;;) {
         while (!s->first && !s->stop)
             pthread_cond_wait(&s->added, &s->mutex);
-        struct item *item = s->first;
-        if (!item)
+        struct item *first = s->first, **last = s->last;
+        if (!first)
             break;
-        s->first = item->next;
-        if (!s->first)
-            s->last = &s->first;
+        s->first = NULL;
+        s->last = &s->first;
         pthread_mutex_unlock(&s->mutex);
-        if (fakegpu_sound(s->gpu) == 0 || item->op.is_flag)
-            item->op.run(&s->worker, item->op.argument);
-        mem_free(&item);
+        for (struct item *item = first; item; item = item->next)
+            run_item(s, item);
         pthread_mutex_lock(&s->mutex);
-        s->done++;
-        pthread_cond_broadcast(&s->finished);
+        *last = s->spare;
+        s->spare = first;
     }
     pthread_mutex_unlock(&s->mutex);
     return NULL;
+}
+
+/* Until `until` pieces are done; with the mutex held. -ETIMEDOUT. */
+static int wait_done(struct CUstream_st *s, uint64_t until, const struct timespec *deadline)
+{
+    int r = 0;
+    atomic_fetch_add(&s->waiting, 1);
+    while (atomic_load(&s->done) < until && r == 0)
+        r = deadline ? -pthread_cond_timedwait(&s->finished, &s->mutex, deadline)
+                     : -pthread_cond_wait(&s->finished, &s->mutex);
+    atomic_fetch_sub(&s->waiting, 1);
+    return r;
 }
 
 int fakegpu_stream_create(struct gpu *gpu, enum gpu_priority priority, struct CUstream_st **ret_stream,
@@ -139,11 +165,10 @@ void fakegpu_stream_free(struct gpu *gpu, struct CUstream_st **address)
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += FREE_WAIT_S;
     pthread_mutex_lock(&s->mutex);
-    while (s->done < s->queued)
-        if (pthread_cond_timedwait(&s->finished, &s->mutex, &until) == ETIMEDOUT) {
-            fprintf(stderr, "fakegpu: stream_free: work is left after %d s\n", FREE_WAIT_S);
-            abort();
-        }
+    if (wait_done(s, s->queued, &until) < 0) {
+        fprintf(stderr, "fakegpu: stream_free: work is left after %d s\n", FREE_WAIT_S);
+        abort();
+    }
     s->stop = true;
     pthread_cond_signal(&s->added);
     pthread_mutex_unlock(&s->mutex);
@@ -151,7 +176,12 @@ void fakegpu_stream_free(struct gpu *gpu, struct CUstream_st **address)
     pthread_cond_destroy(&s->added);
     pthread_cond_destroy(&s->finished);
     pthread_mutex_destroy(&s->mutex);
-    fakegpu_graph_free(&s->capture);
+    if (!s->is_guest)
+        fakegpu_graph_free(&s->capture);
+    for (struct item *item; (item = s->spare);) {
+        s->spare = item->next;
+        mem_free(&item);
+    }
     for (int i = 0; i < 4; i++)
         mem_free(&s->worker.scratch[i]);
     compute_free(&s->worker.compute);
@@ -160,9 +190,14 @@ void fakegpu_stream_free(struct gpu *gpu, struct CUstream_st **address)
 
 static void add_item(struct CUstream_st *s, const struct fakegpu_op *op)
 {
-    struct item *item = mem_alloc_aligned(1, sizeof *item);
-    item->op = *op;
     pthread_mutex_lock(&s->mutex);
+    struct item *item = s->spare;
+    if (item)
+        s->spare = item->next;
+    else
+        item = mem_alloc_aligned(1, sizeof *item);
+    item->op = *op;
+    item->next = NULL;
     *s->last = item;
     s->last = &item->next;
     s->queued++;
@@ -219,13 +254,83 @@ int fakegpu_queue(struct CUstream_st *stream, void (*run)(struct fakegpu_worker 
     return add_op(stream, &op);
 }
 
+/* Between two streams: one passes it, the other waits for that. The last to use it frees it. */
+struct order {
+    pthread_mutex_t mutex;
+    pthread_cond_t moved;
+    bool passed;
+    int users;
+};
+
+static void leave_order(struct order *o)
+{
+    bool last = --o->users == 0;
+    pthread_mutex_unlock(&o->mutex);
+    if (!last)
+        return;
+    pthread_cond_destroy(&o->moved);
+    pthread_mutex_destroy(&o->mutex);
+    mem_free(&o);
+}
+
+static void run_pass(struct fakegpu_worker *worker, void *argument)
+{
+    struct order *o = *(struct order **)argument;
+    (void)worker;
+    pthread_mutex_lock(&o->mutex);
+    o->passed = true;
+    pthread_cond_broadcast(&o->moved);
+    leave_order(o);
+}
+
+static void run_await(struct fakegpu_worker *worker, void *argument)
+{
+    struct order *o = *(struct order **)argument;
+    (void)worker;
+    pthread_mutex_lock(&o->mutex);
+    while (!o->passed)
+        pthread_cond_wait(&o->moved, &o->mutex);
+    leave_order(o);
+}
+
+/* Both streams' work of a capture goes into one list, which is an order that CUDA could choose. */
+int fakegpu_stream_follow(struct gpu *gpu, struct CUstream_st *stream, struct CUstream_st *after)
+{
+    (void)gpu;
+    if (!stream || !after || stream == after)
+        return -EINVAL;
+    if (after->capture && !stream->capture) {
+        stream->capture = after->capture;
+        stream->is_guest = true;
+        return 0;
+    }
+    if (stream->capture != after->capture) /* a captured stream cannot wait for work outside */
+        return -EINVAL;
+    if (stream->capture) {
+        if (!stream->is_guest && after->is_guest) {
+            after->capture = NULL;
+            after->is_guest = false;
+        }
+        return 0;
+    }
+    struct order *o = mem_alloc(1, sizeof *o);
+    pthread_mutex_init(&o->mutex, NULL);
+    pthread_cond_init(&o->moved, NULL);
+    o->users = 2;
+    struct fakegpu_op pass = {.run = run_pass, .is_flag = true}, await = {.run = run_await, .is_flag = true};
+    memcpy(pass.argument, &o, sizeof o);
+    memcpy(await.argument, &o, sizeof o);
+    add_item(after, &pass);
+    add_item(stream, &await);
+    return 0;
+}
+
 int fakegpu_stream_sync(struct CUstream_st *s)
 {
     if (s->capture)
         return -EINVAL;
     pthread_mutex_lock(&s->mutex);
-    for (uint64_t until = s->queued; s->done < until;)
-        pthread_cond_wait(&s->finished, &s->mutex);
+    wait_done(s, s->queued, NULL);
     pthread_mutex_unlock(&s->mutex);
     return fakegpu_sound(s->gpu) < 0 ? -EIO : 0;
 }
@@ -235,7 +340,7 @@ int fakegpu_stream_done(struct CUstream_st *s)
     if (s->capture)
         return -EINVAL;
     pthread_mutex_lock(&s->mutex);
-    int done = s->done == s->queued;
+    int done = atomic_load(&s->done) == s->queued;
     pthread_mutex_unlock(&s->mutex);
     return fakegpu_sound(s->gpu) < 0 ? -EIO : done;
 }

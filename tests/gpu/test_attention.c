@@ -228,6 +228,10 @@ static void test_attn_identity(void)
     EXPECT(cuda_attn(&a, NULL) == 0);
     float *out = gpu_download(a.out, count * 4);
     gpu_compare("lists", out, ref, count, 3e-5);
+    a.settled = 1;
+    a.out = gpu_alloc(count * 4);
+    EXPECT(cuda_attn(&a, NULL) == 0 && cuda_attn(&a, NULL) == 0);
+    gpu_equal("settled", gpu_download(a.out, count * 4), out, count * 4);
     a.items = NULL;
     EXPECT(cuda_attn(&a, NULL) == 0);
     gpu_equal("identity", gpu_download(a.out, count * 4), out, count * 4);

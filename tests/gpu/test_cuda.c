@@ -1,4 +1,5 @@
-/* Compares every CUDA operator with its CPU reference. `test_cuda [--small] [name ...]`.
+/* Compares every CUDA operator with its CPU reference. `test_cuda [--small] [name ...]`;
+ * `test_cuda --list`: the names.
  *
  * Without a GPU every test is reported as skipped, by name and count, and the exit status is 77. */
 #include <cuda_runtime_api.h>
@@ -197,6 +198,12 @@ int main(int argc, char **argv)
 {
     const struct gpu_test *tables[] = {tests_rows, tests_attention, tests_select};
     int devices = 0, run = 0, failed = 0, skipped = 0;
+    if (argc == 2 && strcmp(argv[1], "--list") == 0) {
+        for (int t = 0; t < COUNT_OF(tables); t++)
+            for (const struct gpu_test *test = tables[t]; test->name; test++)
+                puts(test->name);
+        return 0;
+    }
     for (int i = 1; i < argc; i++)
         gpu_small |= strcmp(argv[i], "--small") == 0;
     bool has_gpu = cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;

@@ -420,6 +420,46 @@ static void test_kv_write(void)
     }
 }
 
+/* Both launches in one give what they give one after the other: queries and pieces. */
+static void test_rope_write(void)
+{
+    enum { N = 7, QUERIES = 5, STRIDE = (QUERIES + 2 * HEADS) * DIM };
+    static const uint32_t items[N] = {0, 1, 63, 64, 65, 255, 256}, rows[N] = {0, 1, 0, 1, 0, 1, 0};
+    for (int variant = 0; variant < 6; variant++) {
+        uint64_t *at;
+        struct cuda_kv_view kv = make_view(false, variant & 1 ? DTYPE_F16 : DTYPE_BF16, &at);
+        float *x = gpu_normals(N * STRIDE, 1), *device[2];
+        uint32_t dims = variant < 4 ? DIM : DIM / 2; /* where a part of a head is left alone: two launches */
+        float *table = gpu_upload(gpu_normals(N * DIM, 1), N * DIM * 4);
+        uint8_t *memory[2];
+        for (int joined = 0; joined < 2; joined++) {
+            device[joined] = gpu_upload(x, N * STRIDE * 4);
+            struct cuda_rope rope = {device[joined],  DTYPE_F32, STRIDE, table,           N,
+                                     QUERIES + HEADS, DIM,       dims,   variant >> 1 & 1};
+            struct cuda_kv_write write = {.kv = kv,
+                                          .k = device[joined] + QUERIES * DIM,
+                                          .v = device[joined] + (QUERIES + HEADS) * DIM,
+                                          .stride = STRIDE,
+                                          .rows = gpu_upload(rows, sizeof rows),
+                                          .items = gpu_upload(items, sizeof items),
+                                          .row_count = ROWS,
+                                          .n = N,
+                                          .kv_heads = HEADS,
+                                          .head_dim = DIM};
+            EXPECT(cudaMemset(kv.base, 0xff, kv.device_bytes) == cudaSuccess);
+            if (joined)
+                EXPECT(cuda_rope_write(&rope, &write, NULL) == 0);
+            else
+                EXPECT(cuda_rope(&rope, NULL) == 0 && cuda_kv_write(&write, NULL) == 0);
+            memory[joined] = gpu_download(kv.base, kv.device_bytes);
+            device[joined] = gpu_download(device[joined], N * STRIDE * 4);
+        }
+        gpu_equal("pieces", memory[1], memory[0], kv.device_bytes);
+        for (int t = 0; t < N; t++)
+            gpu_equal("queries", device[1] + t * STRIDE, device[0] + t * STRIDE, QUERIES * DIM * 4);
+    }
+}
+
 /* Where a piece lies, of a layer counted from 0. */
 static uint64_t offset_of(const struct cuda_kv_view *kv, const uint64_t *at, uint32_t row, uint32_t layer,
                           uint32_t head, uint32_t item)
@@ -527,6 +567,7 @@ const struct gpu_test tests_rows[] = {{"embed", test_embed},
                                       {"gemv", test_gemv},
                                       {"matmul", test_matmul},
                                       {"kv_write", test_kv_write},
+                                      {"rope_write", test_rope_write},
                                       {"gather_scatter", test_gather_scatter},
                                       {"copy_pieces", test_copy_pieces},
                                       {NULL, NULL}};

@@ -2,6 +2,7 @@
 #include <cuda_runtime_api.h>
 #include <errno.h>
 
+#include "compute/cuda/sets.h"
 #include "model/sampler.h"
 #include "tests/gpu/gpu_test.h"
 
@@ -134,7 +135,8 @@ static void check_topk(uint32_t n, uint32_t k, uint32_t first, int kind)
     enum { ROWS = 4, HEADS = 2 };
     size_t stride = (n + 3) / 4 * 4, index_stride = k < n ? k : n;
     float *values = gpu_host(ROWS * stride * 4);
-    uint32_t begin[ROWS / HEADS] = {first, first / 2}, end[ROWS / HEADS] = {n, n - n / 5};
+    uint32_t begin[ROWS / HEADS] = {first, first / 2}, end[ROWS / HEADS] = {n, n - n / 5},
+                          outer[ROWS / HEADS] = {n, n - n / 7};
     fill_values(values, ROWS * (uint32_t)stride, kind);
     struct cuda_topk t = {.index = gpu_alloc(ROWS * index_stride * 4),
                           .index_stride = index_stride,
@@ -144,6 +146,7 @@ static void check_topk(uint32_t n, uint32_t k, uint32_t first, int kind)
                           .stride = stride,
                           .first = gpu_upload(begin, sizeof begin),
                           .end = gpu_upload(end, sizeof end),
+                          .outer = kind % 2 ? NULL : gpu_upload(outer, sizeof outer),
                           .rows = ROWS,
                           .heads = HEADS,
                           .k = k,
@@ -157,6 +160,8 @@ static void check_topk(uint32_t n, uint32_t k, uint32_t first, int kind)
         double mass = 0;
         uint32_t from = begin[r / HEADS], m = end[r / HEADS] > from ? end[r / HEADS] - from : 0;
         uint32_t count = compute_topk(ref, &mass, values + r * stride + from, m, k, scratch);
+        for (uint32_t i = 0; kind % 2 == 0 && i < outer[r / HEADS]; i++)
+            mass += i < from || i >= end[r / HEADS] ? (double)values[r * stride + i] : 0;
         float cpu_mass = (float)mass;
         for (uint32_t i = 0; i < count; i++)
             ref[i] += from;
@@ -178,6 +183,133 @@ static void test_topk(void)
             check_topk(sizes[i][0], sizes[i][1], 0, kind);
             check_topk(sizes[i][0], sizes[i][1], sizes[i][0] / 3, kind);
         }
+}
+
+/* `count` ascending positions below `end`. */
+static void fill_list(uint32_t *at, uint32_t count, uint32_t end)
+{
+    uint32_t left = count, p = 0;
+    for (; left; p++)
+        if (gpu_random() % (end - p) < left) {
+            *at++ = p;
+            left--;
+        }
+}
+
+static bool has(const uint32_t *list, uint32_t count, uint32_t position)
+{
+    uint32_t low = 0, high = count;
+    while (low < high) {
+        uint32_t middle = (low + high) / 2;
+        if (list[middle] < position)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < count && list[low] == position;
+}
+
+/* Appends what `a` has and `b` has not. */
+static uint32_t *append_others(uint32_t *to, const uint32_t *a, uint32_t a_count, const uint32_t *b,
+                               uint32_t b_count)
+{
+    for (uint32_t i = 0; i < a_count; i++)
+        if (!has(b, b_count, a[i]))
+            *to++ = a[i];
+    return to;
+}
+
+enum { SET_QUERIES = 5, SET_GROUPS = 2, SET_HEADS = 3, SET_LISTS = SET_GROUPS * SET_HEADS };
+
+/* lists [query][list][k], counts [query][list]. */
+static void mark_all(const struct cuda_sets *sets, const uint32_t *lists, const uint32_t *counts, uint32_t k)
+{
+    for (uint32_t g = 0; g < SET_GROUPS; g++) {
+        uint32_t *index = gpu_host((size_t)SET_QUERIES * SET_HEADS * k * 4),
+                 *count = gpu_host(SET_QUERIES * SET_HEADS * 4);
+        for (uint32_t r = 0; r < SET_QUERIES * SET_HEADS; r++) {
+            uint32_t list = r / SET_HEADS * SET_LISTS + g * SET_HEADS + r % SET_HEADS;
+            memcpy(index + (size_t)r * k, lists + (size_t)list * k, k * sizeof *index);
+            count[r] = counts[list];
+        }
+        struct cuda_sets_mark m = {.sets = *sets,
+                                   .index = gpu_upload(index, (size_t)SET_QUERIES * SET_HEADS * k * 4),
+                                   .row_count = gpu_upload(count, SET_QUERIES * SET_HEADS * 4),
+                                   .index_stride = k,
+                                   .first_list = g * SET_HEADS,
+                                   .rows = SET_QUERIES * SET_HEADS,
+                                   .heads = SET_HEADS};
+        EXPECT(cuda_sets_mark(&m, NULL) == 0);
+    }
+}
+
+static void check_sets(uint32_t end, uint32_t k, uint32_t kept)
+{
+    /* The last but one has a place that is none, the last is not compared. */
+    static const uint32_t places[SET_QUERIES] = {3, 0, 2, 9, 1}, firsts[SET_QUERIES] = {0},
+                          seconds[SET_QUERIES] = {3, 3, 3, 3, 1};
+    size_t positions = (size_t)SET_QUERIES * SET_LISTS * k;
+    uint32_t *before = gpu_host(positions * 4), *now = gpu_host(positions * 4);
+    uint32_t counts[2][SET_QUERIES * SET_LISTS], *ref = gpu_host(2 * positions * 4), *to = ref;
+    uint32_t ref_counts[SET_QUERIES * SET_LISTS * 2];
+    for (uint32_t l = 0; l < SET_QUERIES * SET_LISTS; l++) {
+        uint32_t *a = now + (size_t)l * k, *b = before + (size_t)l * k, place = places[l / SET_LISTS];
+        counts[0][l] = l % 4 == 3 ? k / 2 : k;
+        counts[1][l] = l % 5 == 4 ? 0 : k;
+        fill_list(b, counts[0][l], end);
+        fill_list(a, counts[1][l], end);
+        if (gpu_random() % 100 < kept && counts[0][l] == counts[1][l])
+            memcpy(a, b, k * sizeof *a);
+        uint32_t compared = seconds[l / SET_LISTS] & CUDA_SETS_DIFFER ? counts[0][l] : 0, *begin = to;
+        if (place < 4)
+            to = append_others(to, a, counts[1][l], b, compared);
+        ref_counts[2 * l] = (uint32_t)(to - begin);
+        begin = to;
+        if (place < 4)
+            to = append_others(to, b, compared, a, counts[1][l]);
+        ref_counts[2 * l + 1] = (uint32_t)(to - begin);
+    }
+    uint64_t room = (2 * positions + 3) / 4 * 4;
+    struct cuda_sets sets = {.words = (end + 31) / 32,
+                             .lists = SET_LISTS,
+                             .place_count = 4,
+                             .count = gpu_alloc(sizeof ref_counts),
+                             .place = gpu_upload(places, sizeof places),
+                             .how = gpu_upload(firsts, sizeof firsts)};
+    void *out_device;
+    sets.bits = gpu_alloc(sets.words * 4ull * 2 * SET_LISTS * 4);
+    uint32_t *out = gpu_mapped(room * 4, &out_device);
+    mark_all(&sets, before, counts[0], k);
+    sets.how = gpu_upload(seconds, sizeof seconds);
+    mark_all(&sets, now, counts[1], k);
+    struct cuda_sets_changes c = {.sets = sets,
+                                  .work = gpu_alloc(room * 4),
+                                  .out = out_device,
+                                  .total = gpu_alloc(4),
+                                  .room = room,
+                                  .n = SET_QUERIES};
+    EXPECT(cuda_sets_changes(&c, NULL) == 0);
+    gpu_equal("counts", gpu_download(sets.count, sizeof ref_counts), ref_counts, sizeof ref_counts);
+    uint32_t *total = gpu_download(c.total, 4);
+    EXPECT(*total == (uint32_t)(to - ref));
+    gpu_equal("changes", out, ref, (size_t)(to - ref) * 4);
+    c.room = 8; /* what does not fit is left out, and nothing is written past the room */
+    memset(out, 0x5a, room * 4);
+    EXPECT(cuda_sets_changes(&c, NULL) == 0);
+    total = gpu_download(c.total, 4);
+    EXPECT(*total == (to - ref < 8 ? (uint32_t)(to - ref) : 8));
+    gpu_equal("changes cut", out, ref, *total * 4);
+    EXPECT(room <= 8 || out[8] == 0x5a5a5a5a);
+}
+
+static void test_sets(void)
+{
+    check_sets(1, 1, 50);
+    check_sets(33, 7, 50);
+    check_sets(4096, 512, 20);
+    check_sets(32768, 2048, 30);
+    if (!gpu_small)
+        check_sets(131072, 4096, 0);
 }
 
 struct case_of_sampling {
@@ -316,7 +448,10 @@ static void test_penalties(void)
     gpu_equal("penalties", gpu_download(p.logits, N * VOCAB * 4), logits, N * VOCAB * 4);
 }
 
-const struct gpu_test tests_select[] = {
-    {"retrieval", test_retrieval}, {"topk", test_topk},
-    {"sample", test_sample},       {"sample_not_finite", test_sample_not_finite},
-    {"penalties", test_penalties}, {NULL, NULL}};
+const struct gpu_test tests_select[] = {{"retrieval", test_retrieval},
+                                        {"topk", test_topk},
+                                        {"sets", test_sets},
+                                        {"sample", test_sample},
+                                        {"sample_not_finite", test_sample_not_finite},
+                                        {"penalties", test_penalties},
+                                        {NULL, NULL}};

@@ -162,3 +162,47 @@ double runcase_number(const json_t *report, const char *name)
         fail_msg("'%s' is no number in the report", name);
     return json_number_value(value);
 }
+
+void runcase_expect_equal(const json_t *a, const json_t *b, const char *name)
+{
+    const json_t *x = runcase_field(a, name), *y = runcase_field(b, name);
+    if (json_equal(x, y))
+        return;
+    char *left = json_dumps(x, JSON_ENCODE_ANY | JSON_COMPACT),
+         *right = json_dumps(y, JSON_ENCODE_ANY | JSON_COMPACT);
+    fail_msg("%s differ:\n%.2000s\n%.2000s", name, left, right);
+}
+
+static void run_with(struct runcase *c, const char *const *arguments, const char *option, const char *value)
+{
+    const char *all[RUNCASE_ARGS];
+    int n = 0;
+    for (; arguments[n]; n++) {
+        CHECK(n + 3 < RUNCASE_ARGS);
+        all[n] = arguments[n];
+    }
+    all[n++] = option;
+    all[n++] = value;
+    all[n] = NULL;
+    runcase_run(c, all);
+}
+
+void runcase_residencies(const char *const *arguments, const struct runcase_residency *r)
+{
+    struct runcase all, some, none;
+    runcase_run(&all, arguments);
+    run_with(&some, arguments, r->option, r->some);
+    run_with(&none, arguments, r->option, r->none);
+    runcase_expect_equal(all.report, some.report, "tokens");
+    runcase_expect_equal(all.report, none.report, "tokens");
+    assert_int_equal((int)runcase_number(all.report, "layers_offloaded_max"), 0);
+    assert_int_equal((int)runcase_number(all.report, "bytes_loaded"), 0);
+    double offloaded = runcase_number(some.report, "layers_offloaded_max");
+    assert_true(offloaded >= r->least && offloaded < 30);
+    assert_int_equal((int)runcase_number(none.report, "layers_offloaded_max"), 30);
+    assert_true(runcase_number(some.report, "rows_loaded") > 0);
+    assert_true(runcase_number(none.report, "rows_loaded") > 0);
+    runcase_free(&all);
+    runcase_free(&some);
+    runcase_free(&none);
+}

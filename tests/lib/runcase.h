@@ -48,6 +48,18 @@ void runcase_run(struct runcase *c, const char *const *arguments);
 
 void runcase_free(struct runcase *c);
 
+/* Fails unless the field is the same in both: reports, or sequences of them. */
+void runcase_expect_equal(const json_t *a, const json_t *b, const char *name);
+
+/* Three runs: `arguments` alone, all layers on the device; with `option` as `some` says, at least `least`
+ * layers offloaded; as `none` says, all of them. The same tokens, and rows loaded where they must be. */
+struct runcase_residency {
+    const char *option, *some, *none;
+    int least;
+};
+void runcase_residencies(const char *const *arguments, const struct runcase_residency *r);
+#define RUNCASE_RESIDENCIES(r, ...) runcase_residencies((const char *const[]){__VA_ARGS__, NULL}, r)
+
 /* Nothing lies in the runtime directory, and nothing new in /dev/shm. */
 void runcase_no_remains(void);
 

@@ -12,4 +12,8 @@
 void token_ids_check(const struct tokenizer *tokenizer, const char *text, size_t bytes, bool special,
                      const char *expected);
 
+/* Random bytes, valid UTF-8 or not, come back exactly from tokenizer_encode_bytes. The vocabulary must know
+ * every byte. */
+void token_ids_check_any_bytes(const struct tokenizer *tokenizer);
+
 #endif

@@ -15,16 +15,6 @@
 
 #define ARENA "memfd:specontext-arena"
 
-static void expect_equal(const json_t *a, const json_t *b, const char *name)
-{
-    const json_t *x = runcase_field(a, name), *y = runcase_field(b, name);
-    if (json_equal(x, y))
-        return;
-    char *left = json_dumps(x, JSON_ENCODE_ANY | JSON_COMPACT),
-         *right = json_dumps(y, JSON_ENCODE_ANY | JSON_COMPACT);
-    fail_msg("%s differ:\n%.2000s\n%.2000s", name, left, right);
-}
-
 static void test_processes(void **state)
 {
     (void)state;
@@ -80,7 +70,7 @@ static void test_full_equals_a_budget_of_the_context(void **state)
     RUNCASE_RUN(&sparse, "-f", document, "-n", "32", "--ignore-eos", "-c", "1024", "--budget", "1024");
     RUNCASE_RUN(&small, "-f", document, "-n", "32", "--ignore-eos", "-c", "1024", "--budget", "80",
                 "--window", "8");
-    expect_equal(full.report, sparse.report, "tokens");
+    runcase_expect_equal(full.report, sparse.report, "tokens");
     /* The test could not see a difference if a small budget changed nothing. */
     assert_false(json_equal(runcase_field(full.report, "tokens"), runcase_field(small.report, "tokens")));
     assert_true(runcase_number(sparse.report, "attended_mean") >
@@ -90,31 +80,13 @@ static void test_full_equals_a_budget_of_the_context(void **state)
     runcase_free(&small);
 }
 
-/* Device memory for all layers, for some, for none: the same tokens, in each mode of selection. */
+/* In each mode of selection. */
 static void residency(const char *mode)
 {
     runcase_need_model();
-    const char *document = runcase_document(3000);
-    struct runcase all, some, none;
-#define COMMON                                                                                              \
-    "-f", document, "-n", "32", "--ignore-eos", "-c", "1024", "--budget", "128", "--poison", "--selection", \
-        mode
-    RUNCASE_RUN(&all, COMMON);
-    RUNCASE_RUN(&some, COMMON, "--device-memory", "28M");
-    RUNCASE_RUN(&none, COMMON, "--device-memory", "18M");
-#undef COMMON
-    expect_equal(all.report, some.report, "tokens");
-    expect_equal(all.report, none.report, "tokens");
-    assert_int_equal((int)runcase_number(all.report, "layers_offloaded_max"), 0);
-    assert_int_equal((int)runcase_number(all.report, "bytes_loaded"), 0);
-    double offloaded = runcase_number(some.report, "layers_offloaded_max");
-    assert_true(offloaded > 0 && offloaded < 30);
-    assert_int_equal((int)runcase_number(none.report, "layers_offloaded_max"), 30);
-    assert_true(runcase_number(some.report, "rows_loaded") > 0);
-    assert_true(runcase_number(none.report, "rows_loaded") > 0);
-    runcase_free(&all);
-    runcase_free(&some);
-    runcase_free(&none);
+    RUNCASE_RESIDENCIES((&(struct runcase_residency){"--device-memory", "28M", "18M", 1}), "-f",
+                        runcase_document(3000), "-n", "32", "--ignore-eos", "-c", "1024", "--budget", "128",
+                        "--poison", "--selection", mode);
 }
 
 static void test_residency_current(void **state)
@@ -135,19 +107,20 @@ static void test_residency_mixed(void **state)
     residency("mixed");
 }
 
-/* 18 MB hold all layers of 640 positions. The prompt fits, and so does a short answer; a long one crosses. */
+/* 18 MB hold all layers of 320 positions. The prompt of 254 fits, and so does a short answer; a long one
+ * crosses. */
 static void test_threshold_in_mid_generation(void **state)
 {
     (void)state;
     runcase_need_model();
-    const char *document = runcase_document(600);
+    const char *document = runcase_document(1100);
     struct runcase roomy, tight, before;
 #define COMMON "-f", document, "--ignore-eos", "-c", "1024", "--budget", "128", "--poison"
-    RUNCASE_RUN(&roomy, COMMON, "-n", "600");
-    RUNCASE_RUN(&tight, COMMON, "-n", "600", "--device-memory", "18M");
-    RUNCASE_RUN(&before, COMMON, "-n", "100", "--device-memory", "18M");
+    RUNCASE_RUN(&roomy, COMMON, "-n", "160");
+    RUNCASE_RUN(&tight, COMMON, "-n", "160", "--device-memory", "18M");
+    RUNCASE_RUN(&before, COMMON, "-n", "40", "--device-memory", "18M");
 #undef COMMON
-    expect_equal(roomy.report, tight.report, "tokens");
+    runcase_expect_equal(roomy.report, tight.report, "tokens");
     assert_int_equal((int)runcase_number(roomy.report, "layers_offloaded_max"), 0);
     assert_int_equal((int)runcase_number(before.report, "layers_offloaded_max"), 0);
     assert_true(runcase_number(tight.report, "layers_offloaded_max") > 0);
@@ -169,7 +142,7 @@ static void test_elastic_loading(void **state)
     RUNCASE_RUN(&elastic, COMMON);
     RUNCASE_RUN(&whole, COMMON, "--no-elastic");
 #undef COMMON
-    expect_equal(elastic.report, whole.report, "tokens");
+    runcase_expect_equal(elastic.report, whole.report, "tokens");
     double loaded = runcase_number(elastic.report, "bytes_loaded");
     double reloaded = runcase_number(elastic.report, "bytes_if_reloaded");
     print_message("# elastic loading: %.0f of %.0f bytes, %.1f %% saved\n", loaded, reloaded,
@@ -190,7 +163,7 @@ static void expect_equal_lists(const json_t *a, const json_t *b, size_t count)
     assert_int_equal(json_array_size(x), count);
     assert_int_equal(json_array_size(y), count);
     for (size_t i = 0; i < count; i++)
-        expect_equal(json_array_get(x, i), json_array_get(y, i), "tokens");
+        runcase_expect_equal(json_array_get(x, i), json_array_get(y, i), "tokens");
 }
 
 static void test_batch_equals_alone(void **state)
@@ -238,7 +211,7 @@ static void test_prefix_is_used_again(void **state)
     expect_equal_lists(used.report, unused.report, 2);
     const json_t *first = json_array_get(runcase_field(used.report, "sequences"), 0);
     const json_t *second = json_array_get(runcase_field(used.report, "sequences"), 1);
-    expect_equal(first, second, "tokens");
+    runcase_expect_equal(first, second, "tokens");
     assert_int_equal((int)runcase_number(first, "cached_tokens"), 0);
     assert_int_equal((int)runcase_number(second, "cached_tokens"), 64);
     const json_t *never = json_array_get(runcase_field(unused.report, "sequences"), 1);
@@ -257,7 +230,7 @@ static void test_seed(void **state)
     RUNCASE_RUN(&b, "-p", "My favourite", "-n", "24", "--ignore-eos", "--temp", "1", "--seed", "7", "--cores",
                 "1");
     RUNCASE_RUN(&other, "-p", "My favourite", "-n", "24", "--ignore-eos", "--temp", "1", "--seed", "8");
-    expect_equal(a.report, b.report, "tokens");
+    runcase_expect_equal(a.report, b.report, "tokens");
     assert_false(json_equal(runcase_field(a.report, "tokens"), runcase_field(other.report, "tokens")));
     runcase_free(&a);
     runcase_free(&b);

@@ -136,6 +136,83 @@ static void check_gpu_memory(const json_t *memory)
 }
 
 /* 40 steps, so that events measure one. Sequences of their own select and load on their own. */
+static void check_steps(const json_t *row, size_t repeats, size_t tokens)
+{
+    const json_t *all = runcase_field(row, "steps_ms");
+    assert_int_equal(json_array_size(all), repeats);
+    for (size_t i = 0; i < repeats; i++) {
+        const json_t *steps = json_array_get(all, i);
+        double sum = 0;
+        assert_int_equal(json_array_size(steps), tokens);
+        for (size_t t = 0; t < tokens; t++) {
+            assert_true(json_real_value(json_array_get(steps, t)) > 0);
+            sum += json_real_value(json_array_get(steps, t));
+        }
+        /* they make the time that the rate is of, some repeat's */
+        double slowest = 1e3 * (double)tokens * runcase_number(row, "sequences") / runcase_number(row, "min");
+        assert_true(sum < 1.01 * slowest);
+    }
+}
+
+/* How long sequences may be with all layers on the device, and the next fewer that allow more. */
+static void plan_threshold(const char *context, int *ret_most, int *ret_offloaded)
+{
+    const char *argv[] = {proc_program("specontext"),
+                          "plan",
+                          "-m",
+                          RUNCASE_MODEL,
+                          "-c",
+                          context,
+                          "--requests",
+                          "2",
+                          "--budget",
+                          "128",
+                          "--device-memory",
+                          "30M",
+                          "--json",
+                          NULL};
+    struct proc p;
+    proc_start(&p, argv, NULL);
+    assert_true(proc_wait(&p, clock_now_ns() + WAIT_NS));
+    json_t *plan = json_loads(p.out.text, 0, NULL);
+    const json_t *rows = runcase_field(plan, "thresholds");
+    *ret_most = (int)runcase_number(json_array_get(rows, 0), "context");
+    for (size_t i = 0; i < json_array_size(rows); i++) {
+        *ret_offloaded = (int)runcase_number(json_array_get(rows, i), "layers_offloaded");
+        if (runcase_number(json_array_get(rows, i), "context") > *ret_most)
+            break;
+    }
+    json_decref(plan);
+    proc_free(&p);
+}
+
+/* Each sequence with a beginning of its own, in host memory by itself; layers leave the device while they
+ * grow, where the plan says that they do. */
+static void test_distinct(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    json_t *report = BENCH(0, "", "--json", "--distinct", "-p", "0", "-n", "70", "-d", "360", "-r", "1", "-b",
+                           "2", "--budget", "128", "--device-memory", "30M");
+    assert_non_null(report);
+    const json_t *row = json_array_get(runcase_field(report, "rows"), 0);
+    check_steps(row, 1, 70);
+    const json_t *moves = runcase_field(row, "moves"), *move = json_array_get(moves, 0);
+    char context[16];
+    int most = 0, offloaded = 0;
+    snprintf(context, sizeof context, "%d", (int)runcase_number(report, "context"));
+    plan_threshold(context, &most, &offloaded);
+    assert_true(most > 360 && most < 420);
+    assert_int_equal(json_array_size(moves), 1);
+    assert_int_equal(runcase_number(move, "repeat"), 0);
+    assert_int_equal(runcase_number(move, "layers_offloaded"), offloaded);
+    /* one sequence may be some steps ahead of the other, and the two reports of a step of each other */
+    double at = 360 + runcase_number(move, "step");
+    assert_true(at > most - 4 && at < most + 4);
+    json_decref(report);
+    runcase_no_remains();
+}
+
 static void test_gpu(void **state)
 {
     (void)state;
@@ -151,6 +228,7 @@ static void test_gpu(void **state)
     assert_true(runcase_number(gpu, "copy_bytes_per_s") == runcase_number(report, "read_bytes_per_s"));
     check_row(row, "decode", 256, 40);
     check_split(row);
+    check_steps(row, 2, 40);
     check_gpu_memory(runcase_field(row, "gpu_memory"));
     /* 30 layers, 3 heads, 64 elements of K and of V in two bytes each; two sequences */
     double kv = 2 * runcase_number(row, "attended_mean") * 30 * 3 * 256;
@@ -160,6 +238,17 @@ static void test_gpu(void **state)
     json_decref(report);
     unsetenv("SPECONTEXT_FAKEGPU_BYTES");
     runcase_no_remains();
+}
+
+/* The row of `depth` in the second table has so many bars. */
+static void expect_bars(const char *text, const char *row, unsigned bars)
+{
+    const char *line = strstr(text, row);
+    unsigned found = 0;
+    assert_non_null(line);
+    for (line++; *line && *line != '\n'; line++)
+        found += *line == '|';
+    assert_int_equal(found, bars);
 }
 
 static void test_table(void **state)
@@ -176,12 +265,13 @@ static void test_table(void **state)
     assert_non_null(strstr(p.out.text, "\n| decode 4 | 128 | 1 | "));
     assert_non_null(
         strstr(p.out.text, "| depth | step ms | floor ms | x floor | wait | attention | matmul |"));
-    const char *line = strstr(p.out.text, "\n| 128 | ");
-    unsigned cells = 0;
-    assert_non_null(line);
-    for (line++; *line && *line != '\n'; line++)
-        cells += *line == '|';
-    assert_int_equal(cells, 21);
+    assert_non_null(strstr(p.out.text, "| GPU MiB: store |"));
+    expect_bars(p.out.text, "\n| 128 | ", 21);
+    proc_free(&p);
+    run_bench(&p, 0, "", (const char *const[]){"-p", "0", "-n", "4", "-r", "1", NULL});
+    assert_null(strstr(p.out.text, "GPU"));
+    expect_bars(p.out.text, "\n| depth | ", 16);
+    expect_bars(p.out.text, "\n| 0 | ", 16);
     proc_free(&p);
 }
 
@@ -205,8 +295,8 @@ static int set_up(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sparse), cmocka_unit_test(test_full),
-                                       cmocka_unit_test(test_gpu), cmocka_unit_test(test_table),
-                                       cmocka_unit_test(test_refusals)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sparse),   cmocka_unit_test(test_full),
+                                       cmocka_unit_test(test_distinct), cmocka_unit_test(test_gpu),
+                                       cmocka_unit_test(test_table),    cmocka_unit_test(test_refusals)};
     return cmocka_run_group_tests(tests, set_up, runcase_tear_down);
 }

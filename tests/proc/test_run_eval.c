@@ -155,6 +155,10 @@ static void test_refusals(void **state)
     check_refusal(&proc, "-m MODEL", 2); /* the second points to --help */
     RUN(&proc, 2, "-m", "x", "-f", "x", "--budget", "many");
     check_refusal(&proc, "--budget", 2);
+    RUN(&proc, 1, "-m", "x", "-f", "x", "--plot", "/nowhere/mass.svg");
+    check_refusal(&proc, "--plot: /nowhere/mass.svg: No such file or directory", 1);
+    RUN(&proc, 1, "-m", "x", "-f", "x", "--plot", "/tmp");
+    check_refusal(&proc, "--plot: /tmp: Is a directory", 1);
     RUN(&proc, 1, "-m", "/nowhere/model.gguf", "-f", "x");
     check_refusal(&proc, "/nowhere/model.gguf", 1);
     runcase_need_model();

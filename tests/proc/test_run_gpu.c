@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "compute/gpu.h"
+#include "proto/memory_gpu.h"
 #include "tests/lib/fakegpu.h"
 #include "tests/lib/runcase.h"
 
@@ -48,13 +49,6 @@ static void card_is_free(void)
     api->close(&gpu);
 }
 
-static void expect_tokens(const struct runcase *a, const struct runcase *b)
-{
-    if (!json_equal(runcase_field(a->report, "tokens"), runcase_field(b->report, "tokens")))
-        fail_msg("tokens differ: %s\nand: %s", json_string_value(runcase_field(a->report, "text")),
-                 json_string_value(runcase_field(b->report, "text")));
-}
-
 static void expect_line(const struct runcase *c, const char *part)
 {
     const char *text = c->proc.err.text ? c->proc.err.text : "";
@@ -83,30 +77,13 @@ static void test_retriever_alone(void **state)
     card_is_free();
 }
 
-/* Device memory for all layers, for some, for none: the same tokens, in each mode of selection. */
+/* In each mode of selection. */
 static void residency(const char *mode)
 {
     runcase_need_model();
-    const char *document = runcase_document(1500);
-    struct runcase all, some, none;
-#define COMMON                                                                                       \
-    "-f", document, "-n", "16", "--ignore-eos", "-c", "512", "--budget", "128", "--selection", mode, \
-        "--device", "cuda:0", "--device-memory", "64M", "--poison"
-    RUNCASE_RUN(&all, COMMON);
-    RUNCASE_RUN(&some, COMMON, "--offload-layers", "12");
-    RUNCASE_RUN(&none, COMMON, "--offload-layers", "30");
-#undef COMMON
-    expect_tokens(&all, &some);
-    expect_tokens(&all, &none);
-    assert_int_equal((int)runcase_number(all.report, "layers_offloaded_max"), 0);
-    double offloaded = runcase_number(some.report, "layers_offloaded_max");
-    assert_true(offloaded >= 12 && offloaded < 30);
-    assert_int_equal((int)runcase_number(none.report, "layers_offloaded_max"), 30);
-    assert_true(runcase_number(some.report, "rows_loaded") > 0);
-    assert_true(runcase_number(none.report, "rows_loaded") > 0);
-    runcase_free(&all);
-    runcase_free(&some);
-    runcase_free(&none);
+    RUNCASE_RESIDENCIES((&(struct runcase_residency){"--offload-layers", "12", "30", 12}), "-f",
+                        runcase_document(1500), "-n", "16", "--ignore-eos", "-c", "512", "--budget", "128",
+                        "--selection", mode, "--device", "cuda:0", "--device-memory", "64M", "--poison");
     card_is_free();
 }
 
@@ -144,6 +121,52 @@ static void test_memory_is_bounded(void **state)
         runcase_free(&c);
     }
     unsetenv("SPECONTEXT_FAKEGPU_BYTES");
+    card_is_free();
+}
+
+static json_t *planned(const char *retriever)
+{
+    const char *argv[] = {proc_program("specontext"),
+                          "plan",
+                          "-m",
+                          RUNCASE_MODEL,
+                          "--gpu-memory",
+                          "1G",
+                          "--context",
+                          "2048",
+                          "--device",
+                          "cuda:0",
+                          "--retriever-device",
+                          retriever,
+                          "--json",
+                          NULL};
+    struct proc proc;
+    proc_start(&proc, argv, NULL);
+    assert_true(proc_wait(&proc, clock_now_ns() + RUNCASE_START_S * CLOCK_S));
+    assert_true(proc_exited(&proc, 0));
+    json_t *json = json_loads(proc.out.text, 0, NULL);
+    proc_free(&proc);
+    return json;
+}
+
+/* What it says of each process makes the card's memory, all of it; a context takes what this card says. */
+static void test_plan_asks_the_card(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    static const char *const devices[] = {"cuda:0", "cuda:1", "cpu"};
+    for (int i = 0; i < 3; i++) {
+        json_t *json = planned(devices[i]);
+        const json_t *gpu = runcase_field(json, "gpu");
+        double retriever = runcase_number(gpu, "retriever_process_bytes");
+        double context = runcase_number(gpu, "contexts_bytes") / (i == 0 ? 3 : 2);
+        assert_true(runcase_number(gpu, "kvstore_process_bytes") + retriever +
+                        runcase_number(gpu, "decoder_process_bytes") + runcase_number(gpu, "mapping_bytes") ==
+                    runcase_number(gpu, "cap_bytes"));
+        assert_int_equal(retriever > 0, i == 0);
+        assert_true(context > 0 && context < (double)MEMORY_GPU_CONTEXT / 2); /* the double's is small */
+        json_decref(json);
+    }
     card_is_free();
 }
 
@@ -243,12 +266,12 @@ static void test_kill_decoder(void **state)
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_retriever_alone),   cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_a_card_that_fails), cmocka_unit_test(test_a_card_that_fails_at_the_start),
-        cmocka_unit_test(test_residency_current), cmocka_unit_test(test_residency_previous),
-        cmocka_unit_test(test_residency_mixed),   cmocka_unit_test(test_memory_is_bounded),
-        cmocka_unit_test(test_kill_kvstore),      cmocka_unit_test(test_kill_retriever),
-        cmocka_unit_test(test_kill_decoder),
+        cmocka_unit_test(test_retriever_alone),    cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_a_card_that_fails),  cmocka_unit_test(test_a_card_that_fails_at_the_start),
+        cmocka_unit_test(test_residency_current),  cmocka_unit_test(test_residency_previous),
+        cmocka_unit_test(test_residency_mixed),    cmocka_unit_test(test_memory_is_bounded),
+        cmocka_unit_test(test_plan_asks_the_card), cmocka_unit_test(test_kill_kvstore),
+        cmocka_unit_test(test_kill_retriever),     cmocka_unit_test(test_kill_decoder),
     };
     return cmocka_run_group_tests(tests, set_up, runcase_tear_down);
 }

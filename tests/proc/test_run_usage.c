@@ -172,7 +172,7 @@ static void test_short_context(void **state)
     (void)state;
     runcase_need_model();
     EXPECT(0, "", "run", "-m", RUNCASE_MODEL, "-p", "Once upon", "-n", "8", "-c", "8");
-    EXPECT(0, "", "run", "-m", RUNCASE_MODEL, "-p", "Once upon", "-n", "70", "-c", "64", "--ignore-eos",
+    EXPECT(0, "", "run", "-m", RUNCASE_MODEL, "-p", "Once upon", "-n", "40", "-c", "32", "--ignore-eos",
            "--min-mass", "0.9");
     EXPECT(0, "", "bench", "-m", RUNCASE_MODEL, "-p", "16", "-n", "2", "--repeats", "1");
 }

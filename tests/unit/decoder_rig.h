@@ -49,6 +49,7 @@ struct rig {
     uint32_t opened, closed, selects;
     struct export *export;                                   /* with rig_export: where hidden states go */
     void (*stepped)(struct rig *rig, const struct msg *msg); /* of each STEP; NULL: nothing but the checks */
+    atomic_uint losses;                                      /* of the retriever */
 };
 
 /* A token goes out only when it stands in a record that was posted. */
@@ -128,7 +129,7 @@ static inline void rig_make_pass(struct rig *g, int on_gpu)
     fakegpu_use(NULL);
     if (gpu_device_open("cuda:0", &g->device, &err) < 0 ||
         weights_gpu_create(g->device, g->model, 2, NULL, &g->weights, &err) < 0 ||
-        pass_gpu_create(g->device, g->model, g->weights, &gpu_options, &g->pass_gpu, &err) < 0)
+        pass_gpu_create(g->device, model_config(g->model), g->weights, &gpu_options, &g->pass_gpu, &err) < 0)
         fail_msg("%s", err.text);
 }
 
@@ -165,7 +166,8 @@ static inline void rig_open_for(struct rig *g, const char *model, int on_gpu,
                                    .context_max = STORE_CONTEXT};
     layout_set_groups(&g->layout, 2);
     store_start_on(&g->store, &g->layout, 2, g->device ? g->device->api : NULL);
-    struct stepper_attachment attachment = {g->layout, g->store.control, g->store.device, g->store.bell, 2};
+    struct stepper_attachment attachment = {g->layout, g->store.control, g->store.device, g->store.bell,
+                                            2,         &g->losses};
     if (!on_gpu)
         g->stepper = stepper_create(&attachment, g->pass);
     else if (stepper_create_gpu(&attachment, g->pass_gpu, &g->stepper, &err) < 0)
@@ -303,7 +305,29 @@ static inline void ask(struct rig *g, uint32_t request, uint32_t seed, uint32_t 
     scheduler_generate(g->scheduler, request, &msg);
 }
 
+/* Two requests of the seeds 1 and 2: `a` meets the fault once `b` has `before` tokens. */
+static inline void ask_with_fault(struct rig *g, uint32_t a, uint32_t b, struct msg_generate generate,
+                                  uint32_t before, enum store_fault fault)
+{
+    ask(g, a, 1, 20, generate);
+    ask(g, b, 2, 20, generate);
+    while (g->results[b].count < before)
+        turn(g);
+    atomic_store(&g->store.fault_sequence, g->index_used[0] == a ? 0 : 1);
+    atomic_store(&g->store.fault, fault);
+}
+
 /* ---- what it must equal ---- */
+
+static inline void check_error(const struct rig *g, uint32_t request, int code, const char *words)
+{
+    const struct msg_done *d = &g->results[request].last;
+    assert_int_equal(g->results[request].done, 1);
+    assert_int_equal(d->reason, FINISH_ERROR);
+    assert_int_equal(d->code, code);
+    if (!strstr(d->text, words))
+        fail_msg("\"%s\" does not name \"%s\"", d->text, words);
+}
 
 struct plain_kv {
     const struct rig *rig;

@@ -134,6 +134,13 @@ static inline int fake_gpu_teardown(void **state)
     return 0;
 }
 
+/* How often a test of random choices repeats them: on the double of a GPU each takes ten times as long, and
+ * what it adds is the order of its stream. */
+static inline uint32_t fake_often(uint32_t often, uint32_t on_gpu)
+{
+    return fake_gpu ? on_gpu : often;
+}
+
 /* The tests with a memfd, then with the GPU. */
 #define fake_run_both(tests)                     \
     (cmocka_run_group_tests(tests, NULL, NULL) + \

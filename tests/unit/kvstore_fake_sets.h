@@ -99,7 +99,7 @@ static inline void fake_topk_send(struct fake *f, struct fake_topk *t, uint32_t 
 }
 
 /* What the retriever does when a step's tokens are known: a set from position `s->next + ahead` of each
- * sequence. */
+ * sequence, in one message or several. */
 static inline void fake_select(struct fake *f, const struct fake_step *step, uint32_t position_offset)
 {
     struct fake_topk *t = mem_alloc(1, sizeof *t);
@@ -109,6 +109,10 @@ static inline void fake_select(struct fake *f, const struct fake_step *step, uin
         fake_choose(f, s, f->step, s->next + position_offset);
         s->has = true;
         fake_topk_add(f, t, s, whole);
+        if (i + 1 < step->entries && fake_random(f, 3) == 0) {
+            fake_topk_send(f, t, f->step);
+            memset(t, 0, sizeof *t);
+        }
     }
     fake_topk_send(f, t, f->step);
     mem_free(&t);

@@ -209,6 +209,7 @@ struct rig_selector {
     enum compute_isa isa;
     const char *device;
     uint64_t work_bytes;
+    uint32_t sequences; /* 0: 8 */
 };
 
 static inline struct selector *rig_selector(const struct rig *r, struct rig_selector o)
@@ -219,7 +220,7 @@ static inline struct selector *rig_selector(const struct rig *r, struct rig_sele
                                        .head = r->head,
                                        .pool = o.pool,
                                        .context = o.context,
-                                       .sequences = 8,
+                                       .sequences = o.sequences ? o.sequences : 8,
                                        .threads = o.threads ? o.threads : 1,
                                        .isa = o.isa};
     struct selector *s = NULL;

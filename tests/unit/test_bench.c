@@ -89,21 +89,33 @@ static void test_rows_and_requests(void **state)
     assert_int_equal(rows[2].kind, BENCH_PREFILL);
     assert_int_equal(rows[3].kind, BENCH_DECODE);
     assert_int_equal(rows[3].depth, 200);
-    struct bench_request build = bench_plan_request(&options, &rows[3], BENCH_ROUND_BUILD);
+    struct bench_request build = bench_plan_request(&options, &rows[3], BENCH_ROUND_BUILD, 0);
     assert_int_equal(build.prompt, 200);
     assert_int_equal(build.generate, 1);
-    struct bench_request prefill = bench_plan_request(&options, &rows[2], 0);
+    struct bench_request prefill = bench_plan_request(&options, &rows[2], 0, 0);
     assert_int_equal(prefill.prompt, 300);
     assert_int_equal(prefill.shared, 200);
-    struct bench_request decode = bench_plan_request(&options, &rows[3], 1);
+    struct bench_request decode = bench_plan_request(&options, &rows[3], 1, 0);
     /* the first token that is timed has the depth in the cache */
     assert_int_equal(decode.prompt + BENCH_LEAD - 1, 200);
     assert_true(decode.generate >= BENCH_LEAD + 10);
     assert_int_equal(decode.shared, 192); /* whole blocks: the rest makes sequences differ */
-    assert_int_equal(bench_plan_request(&options, &rows[1], 0).prompt, 1);
+    assert_int_equal(bench_plan_request(&options, &rows[1], 0, 0).prompt, 1);
+    assert_int_equal(bench_plan_sequences(&options, BENCH_ROUND_BUILD), 1);
+    assert_int_equal(bench_plan_sequences(&options, 0), 3);
     for (uint32_t i = 0; i < count; i++)
         bench_row_free(&rows[i]);
     mem_free(&rows);
+}
+
+static void test_sequences_that_never_begin(void **state)
+{
+    (void)state;
+    const uint32_t enough = BENCH_LEAD + BENCH_PATIENCE + 1;
+    assert_int_equal(bench_plan_stuck((const uint32_t[]){enough, enough, 0, 9999}, 4), 3);
+    assert_int_equal(bench_plan_stuck((const uint32_t[]){enough, enough - 1, 0, 9999}, 4), 0);
+    assert_int_equal(bench_plan_stuck((const uint32_t[]){enough, 1, 9999}, 3), 0); /* all have begun */
+    assert_int_equal(bench_plan_stuck((const uint32_t[]){0, 0}, 2), 0);
 }
 
 static void test_context(void **state)
@@ -115,7 +127,7 @@ static void test_context(void **state)
     assert_int_equal(context % BLOCK_TOKENS, 0);
     struct bench_row *rows = bench_plan_rows(&options, &count);
     for (uint32_t i = 0; i < count; i++) {
-        struct bench_request r = bench_plan_request(&options, &rows[i], 0);
+        struct bench_request r = bench_plan_request(&options, &rows[i], 0, 0);
         assert_true(r.prompt + r.generate <= context);
         bench_row_free(&rows[i]);
     }
@@ -130,7 +142,7 @@ static void test_tokens(void **state)
 {
     (void)state;
     enum { N = 200, SHARED = 64, VOCAB = 1000 };
-    struct bench_request request = {N, 1, SHARED};
+    struct bench_request request = {N, 1, SHARED, 0};
     uint32_t a[N], again[N], other[N], equal = 0;
     bench_plan_tokens(&request, 1, VOCAB, a);
     bench_plan_tokens(&request, 1, VOCAB, again);
@@ -142,6 +154,31 @@ static void test_tokens(void **state)
         equal += i >= SHARED && a[i] == other[i];
     }
     assert_true(equal < 5);
+}
+
+/* Beginnings of their own: the same in each round, of no other sequence, and all are built. */
+static void test_distinct(void **state)
+{
+    (void)state;
+    uint32_t count, a[200], b[200];
+    assert_int_equal(PARSE("-m", "x", "-p", "0", "-n", "10", "-d", "200", "-b", "3", "--distinct"), 0);
+    struct bench_row *rows = bench_plan_rows(&options, &count);
+    assert_int_equal(bench_plan_sequences(&options, BENCH_ROUND_BUILD), 3);
+    for (uint32_t i = 0; i < 3; i++) {
+        struct bench_request build = bench_plan_request(&options, &rows[0], BENCH_ROUND_BUILD, i),
+                             warm = bench_plan_request(&options, &rows[0], BENCH_ROUND_WARM, i),
+                             other = bench_plan_request(&options, &rows[0], 0, (i + 1) % 3);
+        uint32_t equal = 0;
+        bench_plan_tokens(&build, i + 1, 1000, a);
+        bench_plan_tokens(&warm, 4 + i, 1000, b);
+        assert_memory_equal(a, b, warm.shared * sizeof *a);
+        bench_plan_tokens(&other, 7 + i, 1000, b);
+        for (uint32_t at = 0; at < 199; at++)
+            equal += a[at] == b[at];
+        assert_true(equal < 5);
+    }
+    bench_row_free(&rows[0]);
+    mem_free(&rows);
 }
 
 static void test_figures(void **state)
@@ -204,15 +241,18 @@ static void test_parts(void **state)
         answer(&w, CLIENT_RETRIEVER, "{\"steps\":2,\"step_ms\":{\"score\":10.0}}");
         answer(&w, CLIENT_DECODER,
                "{\"gpu\":{\"steps_measured\":4,\"total_bytes\":1},\"step_ms\":{\"wait_rows\":50.0,"
-               "\"wait_tables\":7.0,\"attention\":4.0},\"wait_us\":{\"tables\":{\"below\":[[5.0,9]]}}}");
+               "\"wait_tables\":7.0,\"attention\":4.0},\"wait_us\":{\"tables\":{\"below\":[[5.0,9]]}},"
+               "\"steps\":{\"sparse\":100,\"moves\":[[9,4]]}}");
         assert_false(bench_window_complete(&w));
         answer(&w, CLIENT_DECODER,
                "{\"gpu\":{\"steps_measured\":6,\"total_bytes\":70},\"step_ms\":{\"wait_rows\":250.0,"
                "\"wait_tables\":8.0,\"attention\":10.0},\"wait_us\":{\"tables\":{\"below\":"
-               "[[2.0,3],[5.0,9],[8.0,1]]}}}");
+               "[[2.0,3],[5.0,9],[8.0,1]]}},\"steps\":{\"sparse\":110,\"moves\":[[9,4],[100,8],[101,12],[107,"
+               "8]]}}");
         answer(&w, CLIENT_RETRIEVER, "{\"steps\":4,\"step_ms\":{\"score\":7.0}}");
         answer(&w, CLIENT_KVSTORE,
-               "{\"totals\":{\"steps_sparse\":15,\"steps_dense\":7},\"counters_live\":{\"bytes_loaded\":700},"
+               "{\"totals\":{\"steps_sparse\":15,\"steps_dense\":7,\"move_us\":1500},\"counters_live\":{"
+               "\"bytes_loaded\":700},"
                "\"counters_closed\":{\"bytes_loaded\":600}}");
         assert_true(bench_window_complete(&w));
         answer(&w, CLIENT_KVSTORE, "a third one is dropped");
@@ -221,12 +261,16 @@ static void test_parts(void **state)
     }
     assert_true(p.steps == 4 && p.wait_ms == 400 && p.attention_ms == 12);
     assert_true(bench_parts_mean(p.wait_ms, p.steps) == 100 && isnan(bench_parts_mean(1, 0)));
-    assert_true(p.store_steps == 20 && p.bytes_loaded == 600);
+    assert_true(p.store_steps == 20 && p.bytes_loaded == 600 && p.move_ms == 3);
     assert_true(fabs(bench_parts_mean(p.score_ms, p.retriever_steps) - 4) < 1e-9);
     assert_true(bench_waits_quantile(&p.tables, 0.5) == 2 && bench_waits_quantile(&p.tables, 0.99) == 8);
     assert_true(isnan(bench_waits_quantile(&p.rows, 0.5)));
     assert_int_equal(bench_parts_gpu_bytes(&p, CLIENT_DECODER), 70);
     assert_int_equal(bench_parts_gpu_bytes(&p, CLIENT_KVSTORE), 0);
+    /* those of the steps before do not count; the window's first step is number 0 */
+    static const struct bench_move moves[] = {{0, 0, 12}, {0, 6, 8}, {1, 0, 12}, {1, 6, 8}};
+    assert_int_equal(p.move_count, 4);
+    assert_memory_equal(p.moves, moves, sizeof moves);
     bench_parts_free(&p);
 }
 
@@ -262,8 +306,10 @@ int main(void)
         cmocka_unit_test(test_options),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_rows_and_requests),
+        cmocka_unit_test(test_sequences_that_never_begin),
         cmocka_unit_test(test_context),
         cmocka_unit_test(test_tokens),
+        cmocka_unit_test(test_distinct),
         cmocka_unit_test(test_figures),
         cmocka_unit_test(test_parts),
         cmocka_unit_test(test_no_json),

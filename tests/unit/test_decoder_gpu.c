@@ -158,16 +158,6 @@ static void test_sampling(void **state)
     rig_close(&g);
 }
 
-static void check_error(uint32_t request, int code, const char *words)
-{
-    const struct msg_done *d = &g.results[request].last;
-    assert_int_equal(g.results[request].done, 1);
-    assert_int_equal(d->reason, FINISH_ERROR);
-    assert_int_equal(d->code, code);
-    if (!strstr(d->text, words))
-        fail_msg("\"%s\" does not name \"%s\"", d->text, words);
-}
-
 /* A sequence that the store drops, or whose rows are not finite, ends; its neighbour does not notice. */
 static void test_faults(void **state)
 {
@@ -186,17 +176,12 @@ static void test_faults(void **state)
         uint32_t a = 2 * i + 1, b = 2 * i + 2;
         atomic_store(&g.store.fault, STORE_SOUND);
         store_offload(&g.store, cases[i].resident);
-        ask(&g, a, 1, 20, plain(30, 0, SELECTION_CURRENT));
-        ask(&g, b, 2, 20, plain(30, 0, SELECTION_CURRENT));
-        while (g.results[b].count < 3)
-            turn(&g);
-        atomic_store(&g.store.fault_sequence, g.index_used[0] == a ? 0 : 1);
-        atomic_store(&g.store.fault, cases[i].fault);
+        ask_with_fault(&g, a, b, plain(30, 0, SELECTION_CURRENT), 3, cases[i].fault);
         while (!g.results[a].done)
             turn(&g);
         atomic_store(&g.store.fault, STORE_SOUND);
         finish(&g);
-        check_error(a, cases[i].code, cases[i].words);
+        check_error(&g, a, cases[i].code, cases[i].words);
         check_equal(b, 30);
     }
     rig_close(&g);
@@ -219,12 +204,7 @@ static void test_wild_tables(void **state)
     for (uint32_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         uint32_t a = 2 * i + 1, b = 2 * i + 2;
         store_offload(&g.store, cases[i].resident);
-        ask(&g, a, 1, 20, plain(12, 0, SELECTION_CURRENT));
-        ask(&g, b, 2, 20, plain(12, 0, SELECTION_CURRENT));
-        while (g.results[b].count < 3)
-            turn(&g);
-        atomic_store(&g.store.fault_sequence, g.index_used[0] == a ? 0 : 1);
-        atomic_store(&g.store.fault, cases[i].fault);
+        ask_with_fault(&g, a, b, plain(12, 0, SELECTION_CURRENT), 3, cases[i].fault);
         finish(&g);
         atomic_store(&g.store.fault, STORE_SOUND);
         check_equal(b, 12);
@@ -241,12 +221,7 @@ static void test_short_sets(void **state)
     for (uint32_t mode = SELECTION_CURRENT; mode <= SELECTION_MIXED; mode++) {
         uint32_t a = 2 * mode + 1, b = 2 * mode + 2;
         uint64_t repeated = figures().repeated;
-        ask(&g, a, 1, 20, plain(40, 0, mode));
-        ask(&g, b, 2, 20, plain(40, 0, mode));
-        while (g.results[b].count < 6)
-            turn(&g);
-        atomic_store(&g.store.fault_sequence, g.index_used[0] == a ? 0 : 1);
-        atomic_store(&g.store.fault, STORE_SHORT);
+        ask_with_fault(&g, a, b, plain(40, 0, mode), 6, STORE_SHORT);
         while (g.results[b].count < 10)
             turn(&g);
         atomic_store(&g.store.fault, STORE_SOUND);

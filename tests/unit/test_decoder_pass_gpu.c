@@ -59,7 +59,7 @@ static void both_open(struct both *b, const char *path)
     struct pass_gpu_options gpu_options = {TOKENS, 1, TOKENS, TOKENS};
     if (pass_create(b->model, &options, &b->cpu, &err) < 0 || gpu_device_open("cuda", &b->device, &err) < 0 ||
         weights_gpu_create(b->device, b->model, 2, NULL, &b->weights, &err) < 0 ||
-        pass_gpu_create(b->device, b->model, b->weights, &gpu_options, &b->gpu, &err) < 0)
+        pass_gpu_create(b->device, model_config(b->model), b->weights, &gpu_options, &b->gpu, &err) < 0)
         fail_msg("%s", err.text);
     uint32_t pages = b->config->layers * PAGES;
     b->page_bytes = (uint64_t)BLOCK_TOKENS * b->config->kv_heads * 4 * b->config->head_dim;
@@ -238,7 +238,7 @@ static void test_refused(void **state)
     assert_int_equal(model_open(decoder_model(), &model, &err), 0);
     assert_int_equal(gpu_device_open("cuda:1", &device, &err), 0);
     assert_int_equal(weights_gpu_create(device, model, 1, NULL, &weights, &err), 0);
-    assert_int_equal(pass_gpu_create(device, model, weights, &options, &pass, &err), -ENOTSUP);
+    assert_int_equal(pass_gpu_create(device, model_config(model), weights, &options, &pass, &err), -ENOTSUP);
     assert_non_null(strstr(err.text, "heads of 64 or 128"));
     atomic_int stop = 1;
     weights_gpu_free(&weights);

@@ -87,16 +87,6 @@ static void test_no_room(void **state)
     rig_close(&g);
 }
 
-static void check_error(const struct rig *g, uint32_t request, int code, const char *words)
-{
-    const struct msg_done *d = &g->results[request].last;
-    assert_int_equal(g->results[request].done, 1);
-    assert_int_equal(d->reason, FINISH_ERROR);
-    assert_int_equal(d->code, code);
-    if (!strstr(d->text, words))
-        fail_msg("\"%s\" does not name \"%s\"", d->text, words);
-}
-
 static void test_context_edges(void **state)
 {
     (void)state;
@@ -237,12 +227,7 @@ static void test_faults(void **state)
         uint32_t a = 2 * i + 1, b = 2 * i + 2;
         atomic_store(&g.store.fault, STORE_SOUND);
         store_offload(&g.store, cases[i].offloaded ? 0 : g.layout.layers);
-        ask(&g, a, 1, 20, plain(30, 0, SELECTION_CURRENT));
-        ask(&g, b, 2, 20, plain(30, 0, SELECTION_CURRENT));
-        while (g.results[b].count < 2)
-            turn(&g);
-        atomic_store(&g.store.fault_sequence, g.index_used[0] == a ? 0 : 1);
-        atomic_store(&g.store.fault, cases[i].fault);
+        ask_with_fault(&g, a, b, plain(30, 0, SELECTION_CURRENT), 2, cases[i].fault);
         while (!g.results[a].done)
             turn(&g);
         atomic_store(&g.store.fault, STORE_SOUND);
@@ -250,6 +235,32 @@ static void test_faults(void **state)
         check_error(&g, a, cases[i].code, cases[i].words);
         check_greedy(&g, b, 2, 20, 30);
     }
+    rig_close(&g);
+}
+
+/* The retriever is lost while a sparse step waits for its selections, which then never come: the wait ends
+ * long before its deadline. One that this thread has heard of ends nothing, nor does one in a prompt. */
+static void test_retriever_lost(void **state)
+{
+    (void)state;
+    static struct rig g;
+    rig_open(&g);
+    struct err err = {0};
+    int64_t begin = clock_now_ns();
+    int r = 0;
+    ask(&g, 1, 1, PROMPT, plain(4, 0, 0));
+    stepper_retriever_lost(g.stepper);
+    atomic_store(&g.losses, 1);
+    store_allow(&g.store, (PROMPT + CHUNK - 1) / CHUNK); /* and no sparse step */
+    while (stepper_times(g.stepper)->dense == 0)
+        turn(&g);
+    atomic_store(&g.losses, 2);
+    while ((r = scheduler_turn(g.scheduler, &err)) >= 0)
+        answer(&g);
+    assert_int_equal(r, -EPIPE);
+    assert_int_equal(stepper_times(g.stepper)->sparse, 1);
+    assert_non_null(strstr(err.text, "retriever is gone, and step "));
+    assert_true(clock_now_ns() - begin < STEPPER_WAIT_S * CLOCK_S / 2);
     rig_close(&g);
 }
 
@@ -353,12 +364,13 @@ static void test_residents(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_mixture),   cmocka_unit_test(test_cancel),
-        cmocka_unit_test(test_no_room),   cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_stop),      cmocka_unit_test(test_context_edges),
-        cmocka_unit_test(test_sampling),  cmocka_unit_test(test_faults),
-        cmocka_unit_test(test_abort),     cmocka_unit_test(test_selects),
-        cmocka_unit_test(test_residents), cmocka_unit_test(test_staging),
+        cmocka_unit_test(test_mixture),        cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_no_room),        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_stop),           cmocka_unit_test(test_context_edges),
+        cmocka_unit_test(test_sampling),       cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_retriever_lost), cmocka_unit_test(test_abort),
+        cmocka_unit_test(test_selects),        cmocka_unit_test(test_residents),
+        cmocka_unit_test(test_staging),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /* The measurements of eval/ against naive ones: sets, attention mass and oracles by trying all sets, overlap
- * and loading by counting, weights by sums in double; tasks and long generations. */
-#include "tests/unit/retriever_rig.h"
+ * and loading by counting; tasks, n-grams, options. test_eval_engine.c has what runs the model. */
+#include "tests/unit/eval_rig.h"
 
 #include <errno.h>
 
@@ -12,58 +12,13 @@
 #include "eval/session.h"
 #include "eval/tasks.h"
 
-enum { CONTEXT = 400 };
-
-struct world {
-    struct rig *rig;
-    struct engine engine;
-    struct chooser *chooser; /* of the rig's head */
-    uint32_t tokens[CONTEXT];
-};
-
-static struct chooser *make_chooser(struct world *w, bool newest)
-{
-    struct chooser_options options = {.model = w->rig->model,
-                                      .head = newest ? NULL : w->rig->head,
-                                      .pool = HEAD_POOL_MEAN,
-                                      .context = CONTEXT,
-                                      .compute = w->engine.compute};
-    struct chooser *c = NULL;
-    struct err err = {0};
-    if (chooser_create(&options, &c, &err) < 0)
-        fail_msg("%s", err.text);
-    return c;
-}
-
-static struct world *world_make(uint32_t groups)
-{
-    struct world *w = mem_alloc(1, sizeof *w);
-    struct err err = {0};
-    w->rig = rig_make(&(struct rig_options){
-        .groups = groups, .trained_context = 1 << 20, .rope_dims = RIG_HEAD_DIM, .rms_eps = 1e-5f});
-    struct engine_options options = {.model = w->rig->model_path, .threads = 2};
-    if (engine_open(&options, &w->engine, &err) < 0)
-        fail_msg("%s", err.text);
-    w->chooser = make_chooser(w, false);
-    rig_tokens(w->tokens, CONTEXT, RIG_VOCAB, 77);
-    return w;
-}
-
-static void world_free(struct world **world)
-{
-    struct world *w = *world;
-    chooser_free(&w->chooser);
-    engine_close(&w->engine);
-    rig_free(&w->rig);
-    mem_free(world);
-}
-
 /* ---- sets ---------------------------------------------------------------------------------------------- */
 
 static void test_sets_are_exact(void **state)
 {
     (void)state;
-    const struct choice choice = {7, 1, 2}; /* a sink, two and itself, three picks */
+    const struct choice choice = {
+        .budget = 7, .sinks = 1, .window = 2}; /* a sink, two and itself, three picks */
     const float w[10] = {1, 2, 64, 4, 8, 32, 16, 128, 256, 512};
     uint32_t scratch[10], list[7];
     struct positions picks = {0}, other = {0};
@@ -97,12 +52,12 @@ static void test_sets_are_exact(void **state)
 static void test_sets_are_the_retrievers(void **state)
 {
     (void)state;
-    struct world *w = world_make(2);
+    struct world *w = world_make(2, NULL);
     struct selector *selector =
         rig_selector(w->rig, (struct rig_selector){.pool = HEAD_POOL_MEAN, .context = CONTEXT});
     struct selector_result result = {0};
     struct positions picks = {0};
-    const struct choice choice = {60, 4, 16};
+    const struct choice choice = {.budget = 60, .sinks = 4, .window = 16};
     rig_open(selector, 1, CONTEXT, choice.budget, choice.sinks, choice.window);
     static const uint32_t ends[] = {30, 70, 200, 399};
     for (uint32_t i = 0, at = 0; i < 4; at = ends[i++]) {
@@ -112,7 +67,7 @@ static void test_sets_are_the_retrievers(void **state)
         struct span span = sets_span(&choice, ends[i] - 1);
         const uint32_t *sent = result.positions;
         for (uint32_t l = 0; l < 2 * RIG_KV_HEADS; l++) {
-            chooser_pick(w->chooser, l / RIG_KV_HEADS, l % RIG_KV_HEADS, &span, &picks);
+            pick(w, l / RIG_KV_HEADS, l % RIG_KV_HEADS, &choice, &span, &picks);
             assert_int_equal(picks.count, result.counts[2 * l]);
             assert_memory_equal(picks.at, sent, picks.count * sizeof *sent);
             sent += picks.count;
@@ -121,80 +76,6 @@ static void test_sets_are_the_retrievers(void **state)
     positions_free(&picks);
     selector_result_free(&result);
     selector_free(&selector);
-    world_free(&w);
-}
-
-/* ---- attention weights of a model ---------------------------------------------------------------------- */
-
-/* One query's weights in double, out of the queries and the bytes of the pages. */
-struct naive {
-    uint32_t position;
-    double weights[RIG_LAYERS][RIG_KV_HEADS][CONTEXT];
-};
-
-static void naive_layer(void *arg, const struct engine *e, const struct kv_view *view, uint32_t layer,
-                        uint32_t first, uint32_t count)
-{
-    struct naive *n = arg;
-    if (n->position < first || n->position >= first + count)
-        return;
-    for (uint32_t h = 0; h < RIG_Q_HEADS; h++) {
-        uint32_t kv = h / (RIG_Q_HEADS / RIG_KV_HEADS);
-        const float *q = pass_queries(e->pass) + ((n->position - first) * RIG_Q_HEADS + h) * RIG_HEAD_DIM;
-        double score[CONTEXT], sum = 0;
-        for (uint32_t p = 0; p <= n->position; p++) {
-            uint16_t k[RIG_HEAD_DIM];
-            memcpy(k, view->base + view->at[p / 64] + (kv * 64 + p % 64) * view->piece_bytes, sizeof k);
-            score[p] = 0;
-            for (int d = 0; d < RIG_HEAD_DIM; d++)
-                score[p] += (double)q[d] * (double)dtype_f16_to_f32(k[d]);
-            sum += score[p] = exp(score[p] / sqrt(RIG_HEAD_DIM));
-        }
-        for (uint32_t p = 0; p <= n->position; p++)
-            n->weights[layer][kv][p] += score[p] / sum / (RIG_Q_HEADS / RIG_KV_HEADS);
-    }
-}
-
-struct seen {
-    uint32_t count;
-    uint32_t positions[16];
-    struct naive *naive;
-};
-
-static void see(void *arg, const struct look *look)
-{
-    struct seen *s = arg;
-    s->positions[s->count++] = look->position;
-    for (uint32_t l = 0; look->position == s->naive->position && l < look->layers; l++)
-        for (uint32_t h = 0; h < look->heads; h++)
-            for (uint32_t p = 0; p <= look->position; p++)
-                assert_true(fabs((double)look_weights(look, l, h)[p] - s->naive->weights[l][h][p]) < 1e-6);
-}
-
-static void test_looks_are_the_models_weights(void **state)
-{
-    (void)state;
-    struct world *w = world_make(1);
-    struct naive *naive = mem_alloc(1, sizeof *naive);
-    struct seen seen = {.naive = naive};
-    struct pages pages;
-    struct err err = {0};
-    naive->position = 305;
-    struct engine_watch watch = {naive_layer, naive};
-    pages_init(&pages, w->engine.config, CONTEXT, 0, 1);
-    for (uint32_t at = 0; at < CONTEXT; at += 100) {
-        struct engine_chunk chunk = {&pages, 0, w->tokens, at, 100, 0};
-        assert_int_equal(engine_dense(&w->engine, &chunk, &watch, &err), 0);
-    }
-    /* More than one chunk may hold, so that chunks get cut. */
-    static const uint32_t positions[] = {3, 300, 301, 302, 303, 304, 305, 306, 307, 308, 309, 310, 398};
-    struct look_text text = {w->tokens, CONTEXT, positions, 13};
-    assert_int_equal(look_run(&w->engine, &pages, &text, see, &seen, &err), 0);
-    assert_int_equal(seen.count, 13);
-    assert_memory_equal(seen.positions, positions, sizeof positions);
-    assert_true(naive->weights[0][0][0] > 0);
-    pages_free(&pages);
-    mem_free(&naive);
     world_free(&w);
 }
 
@@ -240,10 +121,10 @@ static void test_oracles_are_the_best_of_all_sets(void **state)
 {
     (void)state;
     enum { L = RIG_LAYERS, H = RIG_KV_HEADS };
-    struct world *w = world_make(2); /* groups: layer 0, layers 1 to 3 */
+    struct world *w = world_make(2, NULL); /* groups: layer 0, layers 1 to 3 */
     float *weights = small_weights(L, H);
     struct look look = {SMALL - 1, L, H, SMALL, weights};
-    const struct choice choice = {PICKS + 4, 1, 2};
+    const struct choice choice = {.budget = PICKS + 4, .sinks = 1, .window = 2};
     struct mass *mass = mass_create(L, H);
     chooser_feed(w->chooser, w->tokens, SMALL, true);
     mass_add(mass, &look, w->chooser, &choice, 3);
@@ -257,7 +138,7 @@ static void test_oracles_are_the_best_of_all_sets(void **state)
         for (uint32_t h = 0; h < H; h++) {
             const float *row = weights + (l * H + h) * SMALL;
             head += best_by_trying(weights, H, (uint32_t[]){l, l + 1}, (uint32_t[]){h, h + 1}) / (L * H);
-            chooser_pick(w->chooser, l > 0, h, &span, &picks);
+            pick(w, l > 0, h, &choice, &span, &picks);
             sets_pick(&best, row, &span, scratch);
             double m = sets_mass(row, &span, &picks);
             hits += (double)sets_common(&picks, &best) / PICKS / (L * H);
@@ -300,10 +181,11 @@ static void test_oracles_are_the_best_of_all_sets(void **state)
 static void test_p10_is_the_tenth_part(void **state)
 {
     (void)state;
-    struct world *w = world_make(1);
+    struct world *w = world_make(1, NULL);
     struct chooser *newest = make_chooser(w, true);
     struct mass *mass = mass_create(1, 1);
-    const struct choice choice = {4, 1, 2}; /* 0 and 9, 10, 11; nothing is picked */
+    const struct choice choice = {
+        .budget = 4, .sinks = 1, .window = 2}; /* 0 and 9, 10, 11; nothing is picked */
     chooser_feed(newest, w->tokens, SMALL, true);
     for (int i = 0; i < 20; i++) { /* masses 0.20, 0.19 .. 0.01 */
         float weights[SMALL] = {[0] = 0.01f * (float)(20 - i), [5] = 1};
@@ -326,12 +208,12 @@ static void test_overlap_and_loading_are_counted(void **state)
 {
     (void)state;
     enum { FROM = 150, END = 190 };
-    struct world *w = world_make(2);
-    const struct choice choice = {100, 4, 16};
-    struct lane *lane = lane_create(w->engine.config, w->chooser, &choice, 192);
+    struct world *w = world_make(2, NULL);
+    const struct choice choice = {.budget = 100, .sinks = 4, .window = 16};
+    struct lane *lane = make_lane(w, w->chooser, &choice, SELECTION_CURRENT);
     struct forced_text text = {w->tokens, END + 1, FROM, END};
-    forced_choose_only(&text, &lane, 1);
-    struct lane_figures f = lane_figures(lane);
+    forced_choose_only(&w->engine, &text, 1, &lane, 1);
+    struct lane_figures f = lane_figures(lane_counts(lane));
     /* Again, slowly. */
     enum { LISTS = 2 * RIG_KV_HEADS };
     static bool held[LISTS][CONTEXT], before[LISTS][CONTEXT];
@@ -346,7 +228,7 @@ static void test_overlap_and_loading_are_counted(void **state)
         chooser_feed(w->chooser, w->tokens + p, 1, true);
         for (uint32_t l = 0; l < LISTS; l++) {
             double layers = l < RIG_KV_HEADS ? 1 : 3;
-            chooser_pick(w->chooser, l / RIG_KV_HEADS, l % RIG_KV_HEADS, &span, &picks);
+            pick(w, l / RIG_KV_HEADS, l % RIG_KV_HEADS, &choice, &span, &picks);
             bool now[CONTEXT] = {false};
             for (uint32_t i = 0; i < picks.count; i++) {
                 uint32_t at = picks.at[i];
@@ -392,61 +274,6 @@ static void test_distances_are_exact(void **state)
     assert_int_equal(s.positions, 2);
 }
 
-/* A budget that holds everything is full attention, bit for bit; a small one is not. Both in one run. */
-static void test_whole_budget_is_full_attention(void **state)
-{
-    (void)state;
-    struct world *w = world_make(2);
-    const struct choice all = {CONTEXT, 4, 16}, few = {40, 4, 16};
-    struct lane *lanes[] = {lane_create(w->engine.config, w->chooser, &all, CONTEXT),
-                            lane_create(w->engine.config, w->chooser, &few, CONTEXT)};
-    struct forced_text text = {w->tokens, CONTEXT, 300, 350}; /* not at a page's begin */
-    struct forced_sums sums[2] = {0};
-    struct err err = {0};
-    assert_int_equal(forced_run(&w->engine, &text, lanes, 2, sums, &err), 0);
-    for (int i = 0; i < 2; i++) {
-        assert_int_equal(sums[i].positions, 50);
-        assert_true(sums[i].loss_full > 0);
-    }
-    assert_true(sums[0].loss_full == sums[0].loss_sparse && sums[0].kl == 0);
-    assert_int_equal(sums[0].agreed, 50);
-    assert_true(sums[1].kl > 1e-6 && sums[1].loss_full != sums[1].loss_sparse);
-    engine_interrupted = 1;
-    assert_int_equal(forced_run(&w->engine, &text, lanes, 2, sums, &err), -ECANCELED);
-    engine_interrupted = 0;
-    lane_free(&lanes[0]);
-    lane_free(&lanes[1]);
-    world_free(&w);
-}
-
-static void test_streams_go_on_by_themselves(void **state)
-{
-    (void)state;
-    struct world *w = world_make(1);
-    const struct choice all = {CONTEXT, 4, 16}, few = {40, 4, 16};
-    struct chooser *second = make_chooser(w, false);
-    struct decode_stream streams[3] = {
-        {.sampling = sampler_params_default()},
-        {.lane = lane_create(w->engine.config, w->chooser, &all, CONTEXT),
-         .sampling = sampler_params_default()},
-        {.lane = lane_create(w->engine.config, second, &few, CONTEXT), .sampling = sampler_params_default()}};
-    struct decode d = {.prompt = w->tokens, .prompt_count = 200, .tokens = 60};
-    struct err err = {0};
-    for (int again = 0; again < 2; again++) {
-        assert_int_equal(decode_run(&w->engine, &d, streams, 3, &err), 0);
-        for (int i = 0; i < 3; i++)
-            assert_int_equal(streams[i].out.count, 60);
-        assert_memory_equal(streams[0].out.ids, streams[1].out.ids, 60 * sizeof(uint32_t));
-    }
-    assert_memory_not_equal(streams[0].out.ids, streams[2].out.ids, 60 * sizeof(uint32_t));
-    for (int i = 0; i < 3; i++) {
-        lane_free(&streams[i].lane);
-        token_buf_free(&streams[i].out);
-    }
-    chooser_free(&second);
-    world_free(&w);
-}
-
 /* ---- tasks and texts ----------------------------------------------------------------------------------- */
 
 /* The right answer is in the text, and scores; another item's does not. */
@@ -469,13 +296,13 @@ static void check_task(enum task_kind kind)
         if (kind != TASK_PASSAGES)
             assert_non_null(memmem(a.text.text, a.text.bytes, a.answers[i], strlen(a.answers[i])));
     }
-    assert_true(task_score(kind, &a, said, strlen(said)) == 1);
-    assert_true(task_score(kind, &a, "I do not know 1", 15) == 0);
-    assert_true(task_score(kind, &a, "", 0) == 0);
+    assert_true(task_score(&a, said, strlen(said)) == 1);
+    assert_true(task_score(&a, "I do not know 1", 15) == 0);
+    assert_true(task_score(&a, "", 0) == 0);
     if (kind != TASK_COPY && kind != TASK_PASSAGES) {
         char wrong[64];
         snprintf(wrong, sizeof wrong, "1%s", a.answers[0]);
-        assert_true(task_score(kind, &a, wrong, strlen(wrong)) == 0);
+        assert_true(task_score(&a, wrong, strlen(wrong)) == 0);
     }
     task_free(&a);
     task_free(&b);
@@ -529,9 +356,9 @@ static void test_lists_score_by_their_order(void **state)
 {
     (void)state;
     struct task t = {.answers = {"apple 1", "table 2", "river 3", "candle 4"}, .answer_count = 4};
-    assert_true(task_score(TASK_COPY, &t, "apple 1, table 2, candle 4", 26) == 0.75);
-    assert_true(task_score(TASK_COPY, &t, "candle 4, apple 1", 17) == 0.25);
-    assert_true(task_score(TASK_COPY, &t, "pineapple 1 apple 10", 20) == 0);
+    assert_true(task_score(&t, "apple 1, table 2, candle 4", 26) == 0.75);
+    assert_true(task_score(&t, "candle 4, apple 1", 17) == 0.25);
+    assert_true(task_score(&t, "pineapple 1 apple 10", 20) == 0);
 }
 
 static void test_distinct_ngrams(void **state)
@@ -593,23 +420,53 @@ static void test_options(void **state)
     assert_int_equal(PARSE("--help"), 1);
 }
 
+static void test_variants(void **state)
+{
+    (void)state;
+    struct eval_options o;
+    struct err err;
+    assert_int_equal(PARSE("-m", "x", "-f", "a", "-b", "512,1024", "--sinks", "8", "--variant",
+                           "budget=300,pool=max", "head=h.s,selection=mixed,window=16,top-p=0.5",
+                           "min-mass=0.9"),
+                     0);
+    assert_int_equal(o.variant_texts.count, 3);
+    const struct variant *v = o.variants;
+    assert_int_equal(v[0].choice.budget, 300);
+    assert_int_equal(v[0].choice.sinks, 8);
+    assert_int_equal(v[0].pool, 1);
+    assert_string_equal(v[0].head, "");
+    assert_int_equal(v[1].choice.budget, 512); /* as the first budget */
+    assert_int_equal(v[1].choice.window, 16);
+    assert_int_equal(v[1].selection, SELECTION_MIXED);
+    assert_string_equal(v[1].head, "h.s");
+    assert_true(v[1].choice.top_p == 0.5f && v[1].choice.max_budget == 0);
+    assert_int_equal(sets_longest(&v[1].choice), 512);
+    assert_int_equal(sets_longest(&v[2].choice), 1024); /* lists that grow: to two budgets */
+    static const char *const wrong[] = {
+        "budget", "budget=x", "pool=none", "selection=", "window=600", "min-mass=2",
+        "head",   "",         "budget=72", "color=red",  "top-p=-0.1", "budget=100,"};
+    for (uint32_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        assert_int_equal(PARSE("-m", "x", "-f", "a", "-b", "512", "--sinks", "8", "--variant", wrong[i]),
+                         -EINVAL);
+        assert_non_null(strstr(err.text, "--variant"));
+    }
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sets_are_exact),
         cmocka_unit_test(test_sets_are_the_retrievers),
-        cmocka_unit_test(test_looks_are_the_models_weights),
         cmocka_unit_test(test_oracles_are_the_best_of_all_sets),
         cmocka_unit_test(test_p10_is_the_tenth_part),
         cmocka_unit_test(test_overlap_and_loading_are_counted),
         cmocka_unit_test(test_distances_are_exact),
-        cmocka_unit_test(test_whole_budget_is_full_attention),
-        cmocka_unit_test(test_streams_go_on_by_themselves),
         cmocka_unit_test(test_tasks_are_repeatable),
         cmocka_unit_test(test_passages_are_counted),
         cmocka_unit_test(test_lists_score_by_their_order),
         cmocka_unit_test(test_distinct_ngrams),
         cmocka_unit_test(test_options),
+        cmocka_unit_test(test_variants),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -245,6 +245,49 @@ static void test_graph(void **state)
     rig_close(&rig);
 }
 
+/* A stream waits for another that waits itself; in a capture both streams' work becomes one graph. */
+static void test_follow(void **state)
+{
+    (void)state;
+    struct rig rig = rig_open();
+    struct CUstream_st *other = NULL;
+    struct gpu_graph *graph = NULL;
+    uint32_t *flags = pinned_memory(&rig, 64);
+    float ones[4] = {1, 1, 1, 1}, out[4], *x = upload(&rig, ones, 16), *y = upload(&rig, ones, 16);
+    assert_int_equal(api->stream_create(rig.gpu, GPU_PRIORITY_HIGH, &other, NULL), 0);
+    assert_int_equal(api->flag_wait(flags, 1, rig.stream), 0);
+    assert_int_equal(api->add(x, y, 4, rig.stream), 0);
+    assert_int_equal(api->stream_follow(rig.gpu, other, rig.stream), 0);
+    assert_int_equal(api->add(y, x, 4, other), 0); /* 1 + 2 */
+    assert_int_equal(api->stream_follow(rig.gpu, rig.stream, other), 0);
+    assert_int_equal(api->add(x, y, 4, rig.stream), 0); /* 2 + 3 */
+    assert_int_equal(api->stream_done(other), 0);
+    __atomic_store_n(flags, 1, __ATOMIC_RELEASE);
+    download(&rig, out, x, sizeof out);
+    assert_true(out[0] == 5);
+
+    assert_int_equal(api->capture_begin(rig.stream, NULL), 0);
+    assert_int_equal(api->add(x, y, 4, rig.stream), 0);
+    assert_int_equal(api->stream_follow(rig.gpu, other, rig.stream), 0);
+    assert_int_equal(api->add(y, x, 4, other), 0);
+    assert_int_equal(api->flag_write(flags, 0, other), 0);
+    assert_int_equal(api->stream_follow(rig.gpu, rig.stream, other), 0);
+    assert_int_equal(api->add(x, y, 4, rig.stream), 0);
+    assert_int_equal(api->capture_end(rig.gpu, rig.stream, &graph, NULL), 0);
+    assert_int_equal(api->graph_flags(graph), 1);
+    download(&rig, out, x, sizeof out);
+    assert_true(out[0] == 5); /* kept, not done */
+    assert_int_equal(api->graph_launch(graph, &(uint32_t){77}, rig.stream), 0);
+    download(&rig, out, x, sizeof out);
+    assert_true(out[0] == 19); /* 5 + 3 = 8, 3 + 8 = 11, 8 + 11 */
+    assert_int_equal(__atomic_load_n(flags, __ATOMIC_ACQUIRE), 77);
+    assert_int_equal(api->add(x, y, 4, other), 0); /* no more part of the capture */
+    assert_int_equal(api->stream_sync(other), 0);
+    api->graph_free(&graph);
+    api->stream_free(rig.gpu, &other);
+    rig_close(&rig);
+}
+
 /* Memory that a kernel could not reach, and a launch that fails, are errors that stay. */
 static void test_errors_stay(void **state)
 {
@@ -403,118 +446,170 @@ static void test_matmul(void **state)
     mem_free(&x16);
 }
 
-/* KV written to pages and to slots attends alike; a gather restores what a scatter took; nonsense in tables
- * harms nobody. */
-static void test_pieces(void **state)
+/* ---- pieces of KV: in pages, on the host, in slots ---- */
+
+enum {
+    KV_HEADS = 2,
+    KV_DIM = 64,
+    KV_COUNT = 100, /* tokens */
+    KV_PIECE = 4 * KV_DIM,
+    KV_PAGE = 64,
+    KV_UNITS = 80,
+    KV_QUERIES = KV_HEADS * 3
+};
+
+struct pieces {
+    struct rig rig;
+    struct cuda_kv_view paged, slotted;
+    uint64_t first_page;
+    uint32_t slots[KV_COUNT * 2]; /* of tokens, a head after the other */
+    struct cuda_kv_write write;
+    struct cuda_moves moves;
+    struct cuda_attn attn;
+};
+
+static void pieces_open(struct pieces *p)
 {
-    enum { HEADS = 2, DIM = 64, COUNT = 100, PIECE = 4 * DIM, PAGE = 64, UNITS = 80 };
-    (void)state;
-    struct rig rig = rig_open();
-    uint64_t at[8], slabs[8], page_bytes = HEADS * PAGE * PIECE, slab_bytes = UNITS * PIECE;
+    memset(p, 0, sizeof *p);
+    p->rig = rig_open();
+    uint64_t at[8], slabs[8], page_bytes = KV_HEADS * KV_PAGE * KV_PIECE, slab_bytes = KV_UNITS * KV_PIECE;
     for (uint64_t i = 0; i < 8; i++) {
         at[i] = (7 - i) * page_bytes;
         slabs[i] = (i ^ 3) * slab_bytes;
     }
-    struct cuda_kv_view paged = {.base = device_memory(&rig, 8 * page_bytes),
-                                 .device_bytes = 8 * page_bytes,
-                                 .at = upload(&rig, at, sizeof at),
-                                 .row_stride = 8,
-                                 .layer_stride = 8,
-                                 .at_count = 8,
-                                 .page_tokens = PAGE,
-                                 .piece_bytes = PIECE,
-                                 .type = DTYPE_BF16};
-    struct cuda_kv_view slotted = paged;
-    slotted.base = device_memory(&rig, 8 * slab_bytes);
-    slotted.device_bytes = 8 * slab_bytes;
-    slotted.at = upload(&rig, slabs, sizeof slabs);
-    slotted.slotted = 1;
-    slotted.slots = COUNT;
-    slotted.units_per_slab = UNITS;
-    float *k = normals(COUNT * HEADS * DIM, 3), *v = normals(COUNT * HEADS * DIM, 4);
-    float *q = normals(HEADS * 3 * DIM, 5), out[2][HEADS * 3 * DIM];
-    uint32_t rows[COUNT] = {0}, positions[COUNT], slots[COUNT * 2], counts[HEADS] = {COUNT, COUNT};
-    for (uint32_t i = 0; i < COUNT; i++) {
+    for (uint32_t i = 0; i < KV_COUNT; i++)
+        p->slots[i] = p->slots[KV_COUNT + i] = i * 7 % KV_COUNT;
+    p->first_page = at[0];
+    p->paged = (struct cuda_kv_view){.base = device_memory(&p->rig, 8 * page_bytes),
+                                     .device_bytes = 8 * page_bytes,
+                                     .at = upload(&p->rig, at, sizeof at),
+                                     .row_stride = 8,
+                                     .layer_stride = 8,
+                                     .at_count = 8,
+                                     .page_tokens = KV_PAGE,
+                                     .piece_bytes = KV_PIECE,
+                                     .type = DTYPE_BF16};
+    p->slotted = p->paged;
+    p->slotted.base = device_memory(&p->rig, 8 * slab_bytes);
+    p->slotted.device_bytes = 8 * slab_bytes;
+    p->slotted.at = upload(&p->rig, slabs, sizeof slabs);
+    p->slotted.slotted = 1;
+    p->slotted.slots = KV_COUNT;
+    p->slotted.units_per_slab = KV_UNITS;
+}
+
+static void pieces_write(struct pieces *p)
+{
+    float *k = normals(KV_COUNT * KV_HEADS * KV_DIM, 3), *v = normals(KV_COUNT * KV_HEADS * KV_DIM, 4);
+    uint32_t rows[KV_COUNT] = {0}, positions[KV_COUNT];
+    for (uint32_t i = 0; i < KV_COUNT; i++)
         positions[i] = i;
-        slots[i] = slots[COUNT + i] = i * 7 % COUNT;
-    }
-    struct cuda_kv_write w = {.kv = paged,
-                              .k = upload(&rig, k, COUNT * HEADS * DIM * 4),
-                              .v = upload(&rig, v, COUNT * HEADS * DIM * 4),
-                              .stride = HEADS * DIM,
-                              .rows = upload(&rig, rows, sizeof rows),
-                              .items = upload(&rig, positions, sizeof positions),
-                              .row_count = 1,
-                              .n = COUNT,
-                              .kv_heads = HEADS,
-                              .head_dim = DIM};
-    assert_int_equal(api->kv_write(&w, rig.stream), 0);
-    /* Pages -> host -> slots. */
-    uint8_t *host = pinned_memory(&rig, COUNT * HEADS * PIECE);
-    struct cuda_move out_moves[COUNT * HEADS], in_moves[COUNT * HEADS];
-    for (uint32_t i = 0; i < COUNT * HEADS; i++) {
-        out_moves[i] = (struct cuda_move){(uint64_t)i * PIECE, i / HEADS, (uint16_t)(i % HEADS), 0};
-        in_moves[i] = (struct cuda_move){(uint64_t)i * PIECE, slots[i / HEADS], (uint16_t)(i % HEADS), 0};
-    }
-    out_moves[1].row = 1; /* left out: no such row */
-    struct cuda_moves m = {.kv = paged,
-                           .host_base = host,
-                           .host_bytes = COUNT * HEADS * PIECE,
-                           .moves = upload(&rig, out_moves, sizeof out_moves),
-                           .count = COUNT * HEADS,
-                           .layers = 1,
-                           .row_count = 1,
-                           .heads = HEADS};
-    assert_int_equal(api->scatter(&m, rig.stream), 0);
-    assert_int_equal(api->stream_sync(rig.stream), 0);
-    for (int i = 0; i < PIECE; i++)
-        assert_int_equal(host[PIECE + i], 0);
-    memcpy(host + PIECE, (uint8_t *)paged.base + at[0] + PAGE * PIECE, PIECE);
-    m.kv = slotted;
-    m.moves = upload(&rig, in_moves, sizeof in_moves);
-    assert_int_equal(api->gather(&m, rig.stream), 0);
-    struct cuda_attn a = {.kv = paged,
-                          .out = device_memory(&rig, sizeof out[0]),
-                          .out_type = DTYPE_F32,
-                          .q = upload(&rig, q, sizeof out[0]),
-                          .q_stride = HEADS * 3 * DIM,
-                          .counts = upload(&rig, counts, sizeof counts),
-                          .count_stride = HEADS,
-                          .row_count = 1,
-                          .list_max = COUNT,
-                          .n = 1,
-                          .q_heads = HEADS * 3,
-                          .kv_heads = HEADS,
-                          .head_dim = DIM,
-                          .scale = 0.125f,
-                          .work = device_memory(&rig, api->attn_work_bytes(1, HEADS * 3, DIM, COUNT))};
-    assert_int_equal(api->attn(&a, rig.stream), 0);
-    download(&rig, out[0], a.out, sizeof out[0]);
-    a.kv = slotted;
-    a.items = upload(&rig, slots, sizeof slots);
-    assert_int_equal(api->attn(&a, rig.stream), 0);
-    download(&rig, out[1], a.out, sizeof out[1]);
-    assert_memory_equal(out[0], out[1], sizeof out[0]);
-    for (int i = 0; i < HEADS * 3 * DIM; i++)
-        assert_false(isnan(out[0][i]));
-    uint64_t junk[COUNT];
-    for (uint64_t i = 0; i < COUNT; i++)
-        junk[i] = (i + 1) * UINT64_C(0x9e3779b97f4a7c15);
-    a.items = upload(&rig, junk, sizeof junk);
-    a.kv.at = upload(&rig, junk, sizeof junk);
-    a.counts = upload(&rig, junk, sizeof junk);
-    w.kv.at = a.kv.at;
-    m.kv.at = a.kv.at;
-    m.moves = upload(&rig, junk, sizeof junk);
-    m.count = COUNT / 2; /* two words each */
-    assert_int_equal(api->kv_write(&w, rig.stream), 0);
-    assert_int_equal(api->scatter(&m, rig.stream), 0);
-    assert_int_equal(api->attn(&a, rig.stream), 0);
-    assert_int_equal(api->stream_sync(rig.stream), 0);
-    rig_close(&rig);
+    p->write = (struct cuda_kv_write){.kv = p->paged,
+                                      .k = upload(&p->rig, k, KV_COUNT * KV_HEADS * KV_DIM * 4),
+                                      .v = upload(&p->rig, v, KV_COUNT * KV_HEADS * KV_DIM * 4),
+                                      .stride = KV_HEADS * KV_DIM,
+                                      .rows = upload(&p->rig, rows, sizeof rows),
+                                      .items = upload(&p->rig, positions, sizeof positions),
+                                      .row_count = 1,
+                                      .n = KV_COUNT,
+                                      .kv_heads = KV_HEADS,
+                                      .head_dim = KV_DIM};
+    assert_int_equal(api->kv_write(&p->write, p->rig.stream), 0);
     mem_free(&k);
     mem_free(&v);
+}
+
+/* Pages -> host -> slots. A move of a row that there is none of is left out. */
+static void pieces_move(struct pieces *p)
+{
+    uint8_t *host = pinned_memory(&p->rig, KV_COUNT * KV_HEADS * KV_PIECE);
+    struct cuda_move out[KV_COUNT * KV_HEADS], in[KV_COUNT * KV_HEADS];
+    for (uint32_t i = 0; i < KV_COUNT * KV_HEADS; i++) {
+        uint32_t token = i / KV_HEADS;
+        out[i] = (struct cuda_move){(uint64_t)i * KV_PIECE, token, (uint16_t)(i % KV_HEADS), 0};
+        in[i] = (struct cuda_move){(uint64_t)i * KV_PIECE, p->slots[token], (uint16_t)(i % KV_HEADS), 0};
+    }
+    out[1].row = 1;
+    p->moves = (struct cuda_moves){.kv = p->paged,
+                                   .host_base = host,
+                                   .host_bytes = KV_COUNT * KV_HEADS * KV_PIECE,
+                                   .moves = upload(&p->rig, out, sizeof out),
+                                   .count = KV_COUNT * KV_HEADS,
+                                   .layers = 1,
+                                   .row_count = 1,
+                                   .heads = KV_HEADS};
+    assert_int_equal(api->scatter(&p->moves, p->rig.stream), 0);
+    assert_int_equal(api->stream_sync(p->rig.stream), 0);
+    for (int i = 0; i < KV_PIECE; i++)
+        assert_int_equal(host[KV_PIECE + i], 0);
+    memcpy(host + KV_PIECE, (uint8_t *)p->paged.base + p->first_page + KV_PAGE * KV_PIECE, KV_PIECE);
+    p->moves.kv = p->slotted;
+    p->moves.moves = upload(&p->rig, in, sizeof in);
+    assert_int_equal(api->gather(&p->moves, p->rig.stream), 0);
+}
+
+/* Over the pages, then over the slots: the same. */
+static void pieces_attend(struct pieces *p)
+{
+    float *q = normals(KV_QUERIES * KV_DIM, 5), out[2][KV_QUERIES * KV_DIM];
+    uint32_t counts[KV_HEADS] = {KV_COUNT, KV_COUNT};
+    p->attn = (struct cuda_attn){
+        .kv = p->paged,
+        .out = device_memory(&p->rig, sizeof out[0]),
+        .out_type = DTYPE_F32,
+        .q = upload(&p->rig, q, sizeof out[0]),
+        .q_stride = KV_QUERIES * KV_DIM,
+        .counts = upload(&p->rig, counts, sizeof counts),
+        .count_stride = KV_HEADS,
+        .row_count = 1,
+        .list_max = KV_COUNT,
+        .n = 1,
+        .q_heads = KV_QUERIES,
+        .kv_heads = KV_HEADS,
+        .head_dim = KV_DIM,
+        .scale = 0.125f,
+        .work = device_memory(&p->rig, api->attn_work_bytes(1, KV_QUERIES, KV_DIM, KV_COUNT))};
+    assert_int_equal(api->attn(&p->attn, p->rig.stream), 0);
+    download(&p->rig, out[0], p->attn.out, sizeof out[0]);
+    p->attn.kv = p->slotted;
+    p->attn.items = upload(&p->rig, p->slots, sizeof p->slots);
+    assert_int_equal(api->attn(&p->attn, p->rig.stream), 0);
+    download(&p->rig, out[1], p->attn.out, sizeof out[1]);
+    assert_memory_equal(out[0], out[1], sizeof out[0]);
+    for (int i = 0; i < KV_QUERIES * KV_DIM; i++)
+        assert_false(isnan(out[0][i]));
     mem_free(&q);
+}
+
+/* Nonsense in tables harms nobody. */
+static void pieces_junk(struct pieces *p)
+{
+    uint64_t junk[KV_COUNT];
+    for (uint64_t i = 0; i < KV_COUNT; i++)
+        junk[i] = (i + 1) * UINT64_C(0x9e3779b97f4a7c15);
+    p->attn.items = upload(&p->rig, junk, sizeof junk);
+    p->attn.kv.at = upload(&p->rig, junk, sizeof junk);
+    p->attn.counts = upload(&p->rig, junk, sizeof junk);
+    p->write.kv.at = p->attn.kv.at;
+    p->moves.kv.at = p->attn.kv.at;
+    p->moves.moves = upload(&p->rig, junk, sizeof junk);
+    p->moves.count = KV_COUNT / 2; /* two words each */
+    assert_int_equal(api->kv_write(&p->write, p->rig.stream), 0);
+    assert_int_equal(api->scatter(&p->moves, p->rig.stream), 0);
+    assert_int_equal(api->attn(&p->attn, p->rig.stream), 0);
+    assert_int_equal(api->stream_sync(p->rig.stream), 0);
+}
+
+static void test_pieces(void **state)
+{
+    (void)state;
+    struct pieces p;
+    pieces_open(&p);
+    pieces_write(&p);
+    pieces_move(&p);
+    pieces_attend(&p);
+    pieces_junk(&p);
+    rig_close(&p.rig);
 }
 
 static void test_topk(void **state)
@@ -547,11 +642,12 @@ static void test_topk(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_devices),      cmocka_unit_test(test_memory_ends),
-        cmocka_unit_test(test_order),        cmocka_unit_test(test_graph),
-        cmocka_unit_test(test_errors_stay),  cmocka_unit_test(test_two_processes),
-        cmocka_unit_test(test_stale_handle), cmocka_unit_test(test_matmul),
-        cmocka_unit_test(test_pieces),       cmocka_unit_test(test_topk),
+        cmocka_unit_test(test_devices),       cmocka_unit_test(test_memory_ends),
+        cmocka_unit_test(test_order),         cmocka_unit_test(test_graph),
+        cmocka_unit_test(test_follow),        cmocka_unit_test(test_errors_stay),
+        cmocka_unit_test(test_two_processes), cmocka_unit_test(test_stale_handle),
+        cmocka_unit_test(test_matmul),        cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_topk),
     };
     return cmocka_run_group_tests(tests, set_up, NULL);
 }

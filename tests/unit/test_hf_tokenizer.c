@@ -84,6 +84,7 @@ static void check_shared(const char *folder, const char *pre, uint32_t count)
     assert_true(name_is(v->pre, pre));
     assert_int_equal(v->count, count);
     check_file(t, texts_path, ids_path);
+    token_ids_check_any_bytes(t);
     /* What the makers' own tokenizer gives for U+017F after an apostrophe. */
     token_ids_check(t, "it'\xc5\xbf", 5, false, strcmp(pre, "qwen2") ? "275 6 129 123" : "275 6 144815");
     tokenizer_free(&t);
@@ -127,6 +128,24 @@ static void check_text(const char *json, const char *text, bool special, const c
     if (open_text(json, &v, &err) < 0 || tokenizer_create_from(v, &t, &err) < 0)
         fail_msg("%s", err.text);
     token_ids_check(t, text, strlen(text), special, ids);
+    tokenizer_free(&t);
+    vocab_free(&v);
+}
+
+/* Exactly these bytes: the ids, or NULL where the vocabulary lacks one. */
+static void check_bytes(const char *json, const char *text, const uint32_t *ids, size_t count)
+{
+    struct vocab *v;
+    struct tokenizer *t = NULL;
+    struct token_buf found = {0};
+    struct err err;
+    if (open_text(json, &v, &err) < 0 || tokenizer_create_from(v, &t, &err) < 0)
+        fail_msg("%s", err.text);
+    assert_int_equal(tokenizer_encode_bytes(t, text, strlen(text), &found, &err), ids ? 0 : -ENOTSUP);
+    assert_int_equal(found.count, count);
+    if (count)
+        assert_memory_equal(found.ids, ids, count * sizeof *ids);
+    token_buf_free(&found);
     tokenizer_free(&t);
     vocab_free(&v);
 }
@@ -180,6 +199,11 @@ static void test_sentencepiece(void **state)
         check_text(json, "ab ab", false, "7 6 7 6");
         check_text(json, "a<s>a", true, i ? "7 9 5" : "7 9 7");
         check_text(json, "x", false, "4 0");
+        check_bytes(json, "ab\xc3\xa9\n", (uint32_t[]){8, 2, 3, 1}, 4);
+        check_bytes(json, " ab", (uint32_t[]){7, 6}, 2);
+        check_bytes(json, "\xc3", (uint32_t[]){2}, 1);
+        check_bytes(json, "x", NULL, 0);
+        check_bytes(json, "a\xe2\x96\x81", NULL, 0); /* no space */
     }
     check_text("{\"model\":{\"byte_fallback\":true,\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[]}}",
                "ab", false, "0 1"); /* no merges at all */

@@ -105,6 +105,41 @@ static void test_host_raises_when_idle(void **state)
     fake_free(f);
 }
 
+/* Without slots the tables of a step come before the rows of the one that it follows. */
+static void test_rows_are_written_behind_the_next_tables(void **state)
+{
+    (void)state;
+    struct planner_options options = fake_options();
+    struct fake *f = fake_create(&options, 36);
+    struct fake_sequence *s = &f->sequences[0];
+    struct fake_step step = {
+        .kind = STEP_SPARSE, .selection = SELECTION_CURRENT, .entries = 1, .sequence = {s}, .count = {1}};
+    fake_open(f, s, 1, &SPARSE);
+    fake_prefill(f, s);
+    for (uint32_t i = 0; i < 20; i++) {
+        fake_select(f, &step, 0);
+        fake_post(f, &step);
+        assert_true(fake_up(f, FLAG_TABLES_LATE));
+        assert_false(f->planner->commit.owed);
+        for (uint32_t run = 0; i > 0 && run < f->h->runs; run++)
+            assert_true(fake_up(f, FLAG_ROWS_READY + run)); /* nor are these behind them */
+        fake_layers(f, &step, 0, f->layout.layers);
+        flag_raise(control_flag_at(f->h, FLAG_KV_WRITTEN), f->step);
+        flag_raise(control_flag_at(f->h, FLAG_STEP_CONSUMED), f->step);
+        planner_advance(f->planner);
+        assert_true(f->planner->commit.owed);
+        assert_false(fake_up(f, FLAG_COMMITTED));
+        s->next++;
+        f->step++;
+    }
+    f->step--;
+    assert_true(fake_comes(f, FLAG_COMMITTED)); /* nothing follows: some time later */
+    f->step++;
+    fake_check_host(f, s, 0, s->next);
+    assert_int_equal(planner_close(f->planner, 1, 1), 0);
+    fake_free(f);
+}
+
 /* Gathers and flags of a step are queued when its decoder dies: they end, the flags stay aborted, and what is
  * handed out again is not written by what was queued before. */
 static void test_decoder_dies_with_work_queued(void **state)
@@ -181,14 +216,50 @@ static void test_arena_of_chunks(void **state)
             step.sequence[n] = &f->sequences[n];
         fake_sparse(f, &step);
     }
+    /* In a sparse step one stretch, some time after its record. */
+    struct fake_step sparse = {
+        .kind = STEP_SPARSE, .selection = SELECTION_CURRENT, .entries = 4, .count = {1, 1, 1, 1}};
+    for (uint32_t n = 0; n < 4; n++)
+        sparse.sequence[n] = &f->sequences[n];
+    fake_select(f, &sparse, 0);
+    fake_post(f, &sparse);
+    uint64_t before = fake_gpu->registered_bytes;
+    int64_t seen_ns = f->planner->step.seen_ns, from_ns = planner_reach(f->planner, seen_ns);
+    assert_true(from_ns > seen_ns && from_ns < seen_ns + 10 * CLOCK_MS);
+    assert_int_equal(planner_reach(f->planner, from_ns), 0);
+    assert_int_equal(fake_gpu->registered_bytes, before + BLOCKS_STRETCH_BYTES);
+    assert_int_equal(planner_reach(f->planner, from_ns), INT64_MAX);
+    assert_true(fake_up(f, FLAG_TABLES_LATE));
+    fake_layers(f, &sparse, 0, f->layout.layers);
+    fake_end_step(f, &sparse);
     uint32_t present = f->planner->blocks.present;
-    assert_true(fake_gpu->registered_bytes >= 2 * BLOCKS_CHUNK_BYTES);
+    assert_true(fake_gpu->registered_bytes > BLOCKS_CHUNK_BYTES);
     assert_true(present * f->planner->blocks.block_bytes > BLOCKS_CHUNK_BYTES);
-    while (planner_idle(f->planner, clock_now_ns())) /* registers ahead what has been populated */
+    uint64_t registered = fake_gpu->registered_bytes;
+    /* The next step may be near. */
+    assert_false(planner_idle(f->planner, f->planner->step.seen_ns + CLOCK_MS));
+    assert_int_equal(fake_gpu->registered_bytes, registered);
+    while (planner_idle(f->planner, clock_now_ns() + CLOCK_S)) /* registers ahead what has been populated */
         continue;
     assert_int_equal(f->planner->blocks.present, present);
     for (uint32_t n = 0; n < 4; n++)
         fake_check_host(f, &f->sequences[n], 0, f->sequences[n].next);
+    /* A dense step is in flight: what sequences will soon need is made ready, and no more. */
+    struct fake_open open = SPARSE;
+    open.prompt = 2;
+    open.capacity = 1024;
+    assert_int_equal(planner_reach(f->planner, clock_now_ns()), INT64_MAX);
+    fake_open(f, &f->sequences[4], 5, &open);
+    struct fake_step dense = {.kind = STEP_DENSE, .entries = 1, .sequence = {&f->sequences[4]}, .count = {1}};
+    fake_post(f, &dense);
+    const struct blocks *blocks = &f->planner->blocks;
+    /* The others: to 1000. */
+    uint64_t wanted = blocks->present - blocks->free_count + 4 * 2 + (2 + 256 + 63) / 64;
+    assert_true(wanted * blocks->block_bytes > fake_gpu->registered_bytes);
+    while (planner_reach(f->planner, clock_now_ns()) == 0)
+        continue;
+    assert_true(fake_gpu->registered_bytes >= wanted * blocks->block_bytes);
+    assert_true(fake_gpu->registered_bytes < (wanted + 4) * blocks->block_bytes + BLOCKS_STRETCH_BYTES);
     fake_free(f);
     fake_piece_bytes = sizeof(struct fake_piece);
 }
@@ -240,9 +311,13 @@ static void test_odd_pieces_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_planner_waits_for_no_stream),   cmocka_unit_test(test_host_raises_when_idle),
-        cmocka_unit_test(test_decoder_dies_with_work_queued), cmocka_unit_test(test_arena_of_chunks),
-        cmocka_unit_test(test_pinned_memory_goes_round),      cmocka_unit_test(test_odd_pieces_are_refused),
+        cmocka_unit_test(test_planner_waits_for_no_stream),
+        cmocka_unit_test(test_host_raises_when_idle),
+        cmocka_unit_test(test_rows_are_written_behind_the_next_tables),
+        cmocka_unit_test(test_decoder_dies_with_work_queued),
+        cmocka_unit_test(test_arena_of_chunks),
+        cmocka_unit_test(test_pinned_memory_goes_round),
+        cmocka_unit_test(test_odd_pieces_are_refused),
     };
     return cmocka_run_group_tests(tests, fake_gpu_setup, fake_gpu_teardown);
 }

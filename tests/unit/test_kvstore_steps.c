@@ -32,14 +32,15 @@ static void test_dense_at_every_residency(void **state)
     }
 }
 
-/* The last set may be in use or not when the sequence is closed. */
-static void check_marks(const struct fake_sequence *s, const struct kv_counters *c, bool growing)
+/* The last set may be in use or not when the sequence is closed. `growing`: steps with sets that do, or 0. */
+static void check_marks(const struct fake_sequence *s, const struct kv_counters *c, uint32_t growing)
 {
     assert_true(c->mass_sum == 0.5 * (double)c->mass_count);
     assert_true(c->mass_base_sum == 0.25 * (double)c->mass_count);
     assert_in_range(s->grown - c->grown, 0, 1);
     assert_int_equal(s->fallbacks, c->fallbacks);
-    assert_true(growing ? c->grown > 20 && (c->fallbacks > 20 || c->layers_offloaded_max == 13)
+    assert_true(growing ? c->grown > growing / 10 &&
+                              (c->fallbacks > growing / 10 || c->layers_offloaded_max == 13)
                         : c->grown + c->fallbacks == 0);
 }
 
@@ -69,7 +70,8 @@ static void run_sparse(uint64_t seed, uint32_t selection, int32_t runs, unsigned
             f->step++;
         }
     }
-    for (uint32_t i = 0; i < 210; i++) {
+    uint32_t steps = fake_often(210, 80);
+    for (uint32_t i = 0; i < steps; i++) {
         if (runs < 0 && fake_random(f, 12) == 0)
             planner_force(f->planner, (int32_t)fake_random(f, 4));
         while (planner_idle(f->planner, clock_now_ns()) && fake_random(f, 3))
@@ -90,11 +92,14 @@ static void run_sparse(uint64_t seed, uint32_t selection, int32_t runs, unsigned
         uint32_t drafts = f->planner->sequences[f->sequences[i].index].drafts_used;
         /* Where slots are short, few sets find all of theirs before the one in use is let go. */
         if (selection == SELECTION_PREVIOUS && runs >= 0 && how == 0)
-            assert_true(drafts > (runs == 3 ? 200 : 0));
+            assert_true(drafts > (runs == 3 ? steps - 10 : 0));
+        /* Without slots also those whose set came before the last one's of a step that waited for it. */
+        if (selection != SELECTION_PREVIOUS && runs == 3 && how == 0 && i == 0)
+            assert_true(drafts > 10);
         fake_close(f, &f->sequences[i]);
         const struct kv_counters *c = &f->last_closed.counters;
         assert_true(c->kept <= c->selected);
-        check_marks(&f->sequences[i], c, how & GROWING);
+        check_marks(&f->sequences[i], c, how & GROWING ? steps : 0);
         if (runs == 0 && no_elastic)
             assert_true(c->bytes_loaded >= c->bytes_if_reloaded * 9 / 10 &&
                         c->bytes_loaded <= c->bytes_if_reloaded);

@@ -54,9 +54,10 @@ static void exact_is_monotonic_and_tight(void **state)
     for (uint32_t resident = 32;; resident -= RUN_LAYERS) {
         uint32_t s = memory_exact_threshold(&l, &load, bytes, resident);
         uint64_t slab = layout_slab_bytes(&l);
+        assert_true(memory_kept_slabs(&l, &load, s, resident) * slab <= bytes);
         assert_true(memory_device_slabs(&l, &load, s, resident) * slab <= bytes);
         if (s < l.context_max)
-            assert_true(memory_device_slabs(&l, &load, s + 1, resident) * slab > bytes);
+            assert_true(memory_kept_slabs(&l, &load, s + 1, resident) * slab > bytes);
         if (resident < 32 && resident > 0)
             assert_true(s > before);
         before = s;
@@ -75,7 +76,23 @@ static void exact_counts_by_hand(void **state)
     assert_int_equal(memory_device_slabs(&l, &load, 640, 32), 32 * 2 * 10);
     /* 8 heads x 640 slots of 512 B = 5120 units = 10 slabs of 512; staging 2 x 4 layers x 10 pages */
     assert_int_equal(memory_device_slabs(&l, &load, 640, 28), 28 * 2 * 10 + 2 * 4 * 10 + 80);
+    /* a page more a sequence, slots of a fifth layer (704 a head: 11 slabs a sequence) */
+    assert_int_equal(memory_kept_slabs(&l, &load, 640, 28), 28 * 2 * 11 + 2 * 5 * 11 + 80);
+    assert_int_equal(memory_kept_slabs(&l, &load, 640, 32), 32 * 2 * 11 + 2 * 11 + 80);
+    assert_int_equal(memory_kept_slabs(&l, &load, 640, 0), 2 * 32 * 11 + 80);
     assert_int_equal(memory_host_bytes(&l, 2, 65), 2ull * 2 * 64 * 8 * 32 * 512);
+}
+
+/* The context, or what half of the device takes, or all but one sequence's slots. */
+static void staging_by_hand(void **state)
+{
+    (void)state;
+    struct kv_layout l = layout_8b(); /* 8 slabs for 64 positions; 32 layers of 1 slab a 64 slots */
+    assert_int_equal(memory_staging_tokens(&l, UINT64_C(64) << 30, 640), l.context_max);
+    uint64_t slab = layout_slab_bytes(&l);
+    assert_int_equal(memory_staging_tokens(&l, 1000 * slab, 640), (1000 - 320) / 8 * 64);
+    assert_int_equal(memory_staging_tokens(&l, 400 * slab, 640), 200 / 8 * 64);
+    assert_int_equal(memory_staging_tokens(&l, slab, 640), 64);
 }
 
 static void runs_cover_all_layers(void **state)
@@ -96,9 +113,8 @@ static void runs_cover_all_layers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(paper_thresholds),
-        cmocka_unit_test(exact_is_monotonic_and_tight),
-        cmocka_unit_test(exact_counts_by_hand),
+        cmocka_unit_test(paper_thresholds),      cmocka_unit_test(exact_is_monotonic_and_tight),
+        cmocka_unit_test(exact_counts_by_hand),  cmocka_unit_test(staging_by_hand),
         cmocka_unit_test(runs_cover_all_layers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

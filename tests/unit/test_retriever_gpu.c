@@ -319,8 +319,85 @@ static void company_changes_nothing(void **state)
             same_as_alone(&p->gpu_result, s, &p->cpu_result);
         }
     }
+    struct selector_stats stats;
+    selector_stats(p->gpu, &stats);
+    assert_int_equal(stats.graph_steps, STEPS - 1); /* all but the prompts', and the first of its shape */
     selector_free(&alone);
     pair_free(&p);
+}
+
+struct parts {
+    struct selector_result result[2];
+    uint32_t count;
+};
+
+static struct selector_result *next_part(void *arg, struct selector_result *result)
+{
+    struct parts *parts = arg;
+    assert_ptr_equal(result, &parts->result[0]);
+    parts->count++;
+    return &parts->result[1];
+}
+
+/* Enough sequences for results to come in two halves, the first while the card works on the second. */
+static void halves_change_nothing(void **state)
+{
+    (void)state;
+    enum { MANY = 19, STEPS = 24, PROMPT = 40 };
+    struct rig *r = rig_make(&exact);
+    struct rig_selector o = {.pool = HEAD_POOL_MEAN, .context = 256, .sequences = MANY};
+    struct selector *cpu = rig_selector(r, o);
+    o.device = "cuda:0";
+    struct selector *gpu = rig_selector(r, o);
+    struct selector_result expected = {0};
+    struct parts parts = {0};
+    uint32_t tokens[MANY * PROMPT];
+    selector_on_part(gpu, next_part, &parts);
+    for (uint32_t s = 0; s < MANY; s++) {
+        rig_open(cpu, s + 1, 256, 24, 2, 4);
+        rig_open(gpu, s + 1, 256, 24, 2, 4);
+    }
+    for (uint32_t step = 0; step <= STEPS; step++) {
+        struct msg_step_entry entries[MANY];
+        uint32_t n = step ? 1 : PROMPT, at = step ? PROMPT + step - 1 : 0;
+        rig_tokens(tokens, MANY * n, RIG_VOCAB, 100 + step);
+        for (uint32_t s = 0; s < MANY; s++)
+            entries[s] = (struct msg_step_entry){s + 1, s, at, n, STEP_ENTRY_SELECT};
+        struct msg_step msg = {entries, MANY, {tokens, MANY * n}, {0}, 0};
+        parts.count = 0;
+        selector_step(cpu, step, &msg, &expected);
+        selector_step(gpu, step, &msg, &parts.result[0]);
+        assert_int_equal(parts.count, 1);
+        assert_int_equal(parts.result[0].entry_count + parts.result[1].entry_count, MANY);
+        uint32_t lists = expected.groups * expected.heads, first = parts.result[0].entry_count;
+        struct selector_result rest = expected; /* what the second part is to have */
+        expected.entry_count = first;
+        same_result(&expected, &parts.result[0]);
+        rest.entry_count = MANY - first;
+        rest.entries += first;
+        rest.counts += (size_t)first * lists * 2;
+        rest.positions += rest.first[first];
+        size_t begin = rest.first[first];
+        for (uint32_t i = first; i <= MANY; i++)
+            rest.first[i] -= begin;
+        rest.first += first;
+        same_result(&rest, &parts.result[1]);
+        uint64_t again = step % MANY + 1;
+        if (step % 5 == 0) {
+            assert_int_equal(selector_repeat(cpu, again, step, &expected), 0);
+            assert_int_equal(selector_repeat(gpu, again, step, &parts.result[0]), 0);
+            same_result(&expected, &parts.result[0]);
+        }
+    }
+    struct selector_stats stats;
+    selector_stats(gpu, &stats);
+    assert_int_equal(stats.graph_steps, STEPS - 1);
+    for (int i = 0; i < 2; i++)
+        selector_result_free(&parts.result[i]);
+    selector_result_free(&expected);
+    selector_free(&cpu);
+    selector_free(&gpu);
+    rig_free(&r);
 }
 
 /* So little work memory that every query is a slice of its own, and positions come back in several parts. */
@@ -455,6 +532,7 @@ int main(void)
         cmocka_unit_test(sequences_of_heads_with_context),
         cmocka_unit_test(a_step_of_more_tokens_than_fit),
         cmocka_unit_test(company_changes_nothing),
+        cmocka_unit_test(halves_change_nothing),
         cmocka_unit_test(small_slices_change_nothing),
         cmocka_unit_test(what_the_card_cannot_hold_is_refused),
         cmocka_unit_test(memory_is_counted),

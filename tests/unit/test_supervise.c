@@ -53,6 +53,12 @@ static void lean_on_base(const char *runtime)
     }
 }
 
+static void leave(int number)
+{
+    (void)number;
+    _exit(1);
+}
+
 static int part_main(int argc, char **argv, const char *name)
 {
     int lifeline = -1;
@@ -74,6 +80,8 @@ static int part_main(int argc, char **argv, const char *name)
         poll(NULL, 0, 20000);
     if (!strcmp(name, "part-deaf"))
         signal(SIGTERM, SIG_IGN);
+    if (!strcmp(name, "part-leave"))
+        signal(SIGUSR1, leave);
     sd_notify(0, "STATUS=loading \033[31m");
     sd_notify(0, "READY=1");
     struct pollfd p = {.fd = lifeline, .events = POLLIN};
@@ -241,12 +249,17 @@ static void test_start_has_a_bound(void **state)
     end(&seen);
 }
 
-static void lose_deaf(struct seen *seen)
+static void stop_deaf(struct seen *seen)
 {
     pid_t pid = supervise_pid(seen->supervise, "part-deaf");
     kill(pid, SIGSTOP);
     siginfo_t info;
     waitid(P_PID, (id_t)pid, &info, WSTOPPED | WNOWAIT); /* the kernel stops it in its own time */
+}
+
+static void lose_deaf(struct seen *seen)
+{
+    stop_deaf(seen);
     supervise_lost(seen->supervise, "part-deaf", "silent");
 }
 
@@ -257,6 +270,28 @@ static void test_stopped_part_is_named_and_killed(void **state)
     begin(&seen, 0);
     seen.when_ready = lose_deaf;
     add(&seen, "part-a");
+    add(&seen, "part-deaf");
+    assert_int_equal(loop_run(seen.loop), 0);
+    assert_int_equal(seen.failed, 1);
+    assert_non_null(strstr(seen.text, "part-deaf"));
+    assert_non_null(strstr(seen.text, "stopped by signal 19"));
+    end(&seen);
+}
+
+static void stop_deaf_and_leave(struct seen *seen)
+{
+    stop_deaf(seen);
+    kill(supervise_pid(seen->supervise, "part-leave"), SIGUSR1);
+}
+
+/* A peer of the stopped part may give up on it first: that one's end is not the cause. */
+static void test_end_of_who_waited_is_not_blamed(void **state)
+{
+    (void)state;
+    struct seen seen;
+    begin(&seen, 0);
+    seen.when_ready = stop_deaf_and_leave;
+    add(&seen, "part-leave");
     add(&seen, "part-deaf");
     assert_int_equal(loop_run(seen.loop), 0);
     assert_int_equal(seen.failed, 1);
@@ -405,8 +440,8 @@ static void test_killed_supervisor(void **state)
 static int set_up(void **state)
 {
     (void)state;
-    static const char *const names[] = {"part-a",      "part-b",    "part-exit3",
-                                        "part-silent", "part-deaf", "part-lean"};
+    static const char *const names[] = {"part-a",    "part-b",    "part-exit3", "part-silent",
+                                        "part-deaf", "part-lean", "part-leave"};
     char self[PATH_MAX], link[PATH_MAX + 64];
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
     self[n > 0 ? n : 0] = 0;
@@ -441,6 +476,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_exit_while_starting),
         cmocka_unit_test(test_start_has_a_bound),
         cmocka_unit_test(test_stopped_part_is_named_and_killed),
+        cmocka_unit_test(test_end_of_who_waited_is_not_blamed),
         cmocka_unit_test(test_deaf_part_is_killed_in_time),
         cmocka_unit_test(test_order_of_an_ordinary_end),
         cmocka_unit_test(test_stopped_while_starting),

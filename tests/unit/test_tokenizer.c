@@ -314,6 +314,7 @@ static void test_made_vocab(void **state)
         }
         check_round_trip(t, text, bytes);
     }
+    token_ids_check_any_bytes(t);
     struct hash128 a = tokenizer_fingerprint(t), b;
     tokenizer_free(&t);
     v->tokens[259] = name_of("hellp");

@@ -2,21 +2,26 @@
 """Trains retrieval heads on a language model's own attention.
 
 Usage: distill.py -m MODEL.gguf -d TOKENS.npz -o FOLDER --fingerprints MODEL,TOKENIZER
-                  [--head KEY=VALUE,...]... [--start HEAD] [--steps N] [--seconds S] [--resume FILE]
+                  [--features none|target] [--feature-layers L,L,...] [--head KEY=VALUE,...]... [--start HEAD]
+                  [--steps N] [--seconds S] [--resume FILE]
 
-Every step runs the model over one stretch of a document and takes the true attention mass of adjacent pairs of
-queries; all heads named by --head learn from it side by side. Keys of --head: groups, views, taps (what a token's
-key and query are made of: see head.py), q_heads, head_dim, pool (max, mean), lr, steady (weight of what changes
-between adjacent selections), fresh (1: not from --start), name. The loss goes from cross entropy over the positions
-that Top-K may pick (sinks and window are always attended, so they are left out) to the mass that a soft Top-K
-misses. Rotations are relative and the head has no biases, so an offset added to all positions changes nothing:
+Every step runs the model over one stretch of a document and takes the true attention mass of adjacent pairs of queries;
+all heads named by --head learn from it side by side. Keys of --head: groups; split (even, best: where layers look at
+the same positions, measured on training documents, start: as the head it begins from, or the groups' first layers as
+0-4-9); start (a head's file in place of --start); layers (2-16-29: what a token's key and query are made of besides its
+embedding, the model's hidden states, of the token before, that enter these layers; 0: none; default --feature-layers if
+--features is target); views, taps (embeddings of the tokens before instead: see head.py); q_heads, head_dim, pool (max,
+mean), lr, steady (weight of what changes between adjacent selections), fresh (1: not from --start), settled (1: the
+head it begins from is nearly trained, so the second loss counts at once), name. The loss goes from cross entropy over
+the positions that Top-K may pick (sinks and window are always attended, so they are left out) to the mass that a soft
+Top-K misses. Rotations are relative and the head has no biases, so an offset added to all positions changes nothing:
 distances up to --context are learnt from documents of that length alone.
 
 Held-out documents fall into two: heads are chosen by their figures on "choose", "report" is what may be told.
 --seconds counts from the program's start and leaves room for the last evaluation; the schedule follows it.
 
-FOLDER gets NAME.safetensors for every head (at each evaluation, with its calibration), log.txt, results.json and
-state.pt (for --resume). The fingerprints are those that `specontext inspect --json` prints.
+FOLDER gets, at each evaluation, NAME.safetensors for every head, with its calibration, results.json and state.pt
+(for --resume), and log.txt. The fingerprints are those that `specontext inspect --json` prints.
 """
 import argparse
 import json
@@ -29,8 +34,10 @@ BEGIN = time.monotonic()
 import numpy as np
 import torch
 
-from head import Head, Inputs, Trained, attended_mass, choose, export, first_layers, fit_calibration, losses
+from head import (Head, Inputs, States, Trained, attended_mass, choose, export, first_layers, fit_calibration,
+                  losses)
 from llm import Llm
+from split import best_split, split_values
 from weights import load
 
 SINKS, WINDOW = 4, 64
@@ -96,11 +103,14 @@ def pairs(starts):
     return torch.stack((starts, starts + 1), 1).reshape(-1)
 
 
-def merge(mass, layers, groups):
-    """[runs][kv][m][n], summed over each run's layers -> mean over each group's layers."""
-    first = first_layers(layers, groups)
-    count = torch.tensor([first[g + 1] - first[g] for g in range(groups)], device=mass.device)
-    return mass.unflatten(0, (groups, -1)).sum(1) / count.view(-1, 1, 1, 1)
+def merge(mass, first):
+    """[layers][kv][m][n] -> [groups][kv][m][n]: mean over each group's layers."""
+    return torch.stack([mass[a:b].mean(0, dtype=torch.float32) for a, b in zip(first, first[1:])])
+
+
+def shares(first):
+    """Of the layers, by group."""
+    return torch.tensor([(b - a) / first[-1] for a, b in zip(first, first[1:])])
 
 
 def figures(chosen, p, candidates, k, share):
@@ -112,32 +122,30 @@ def figures(chosen, p, candidates, k, share):
 
 
 class Evaluation:
-    """True masses of the held-out documents, kept on the device."""
+    """True masses of the held-out documents, and hidden states that enter the layers `taps`, kept on the device."""
 
-    def __init__(self, llm, documents, runs, each, pairs_each):
+    def __init__(self, llm, documents, taps, each, pairs_each):
         self.llm, self.items = llm, []
         generator = torch.Generator().manual_seed(1)
         for kind, split, ids in documents.evaluation(each):
             starts = torch.randint(min(EVAL_FROM, len(ids) * 3 // 4), len(ids) - 1, (pairs_each,), generator=generator)
             queries = pairs(starts.to(ids.device))
-            mass = llm.forward(ids, queries, runs)[1].to(torch.bfloat16)
-            self.items.append((kind, split, ids, queries, mass))
+            _, mass, states = llm.forward(ids, queries, taps)
+            self.items.append((kind, split, ids, queries, mass.to(torch.bfloat16), states))
 
     @torch.no_grad()
-    def measure(self, groups, scores, seen=None):
-        """scores(ids, queries, future, p) -> [groups][kv][m][n]. {kind or split: {budget: (mass, overlap)}}.
+    def measure(self, first, scores, seen=None):
+        """scores(ids, queries, future, p, states) -> [groups][kv][m][n]. {kind or split: {budget: (mass, overlap)}}.
         seen(split, p, z, chosen, candidates, future) is called for each budget."""
-        first = first_layers(self.llm.layers, groups)
-        share = torch.tensor([(first[g + 1] - first[g]) / self.llm.layers for g in range(groups)])
         got = {}
-        for kind, split, ids, queries, mass in self.items:
+        for kind, split, ids, queries, mass, states in self.items:
             future, candidates = masks(queries, len(ids))
-            p = merge(mass.float(), self.llm.layers, groups)
-            z = scores(ids, queries, future, p)
+            p = merge(mass, first)
+            z = scores(ids, queries, future, p, states)
             for b in BUDGETS:
                 k = b - SINKS - WINDOW - 1
                 chosen = choose(z, candidates, k)
-                one = figures(chosen, p, candidates, k, share.to(p.device))
+                one = figures(chosen, p, candidates, k, shares(first).to(p.device))
                 for key in (split, kind) if split == "report" else (split,):
                     got.setdefault(key, {}).setdefault(b, []).append(one)
                 if seen:
@@ -145,10 +153,11 @@ class Evaluation:
         return {key: {b: tuple(np.mean(v, 0)) for b, v in by.items()} for key, by in got.items()}
 
     def head(self, head, seen=None):
-        def scores(ids, queries, future, p):
-            return head(Inputs(self.llm.embedding[ids], head.eps, head.taps), queries, future)
+        def scores(ids, queries, future, p, states):
+            own = {l: states[l] for l in head.layers}
+            return head(Inputs(self.llm.embedding[ids], head.eps, head.taps, own), queries, future)
 
-        return self.measure(head.groups, scores, seen)
+        return self.measure(head.first, scores, seen)
 
     def calibrated(self, head):
         """The head's figures and the text of its calibration, fitted on the documents to choose by."""
@@ -162,64 +171,88 @@ class Evaluation:
         got = self.head(head, seen)
         return got, fit_calibration(torch.cat(own).cpu(), torch.cat(true).cpu())
 
-    def oracle(self, groups):
-        return self.measure(groups, lambda ids, q, future, p: p)
+    def oracle(self, first):
+        return self.measure(first, lambda ids, q, future, p, states: p)
 
     def recency(self):
-        newest = lambda ids, q, future, p: torch.arange(len(ids), device=q.device).float().expand(p.shape)
-        return self.measure(1, newest)
+        newest = lambda ids, q, future, p, states: torch.arange(len(ids), device=q.device).float().expand(p.shape)
+        return self.measure([0, self.llm.layers], newest)
 
 
-def line(name, got):
-    parts = [f"{split} " + "  ".join(f"{b}: {got[split][b][0]:.4f} overlap {got[split][b][1]:.3f}" for b in BUDGETS)
-             for split in ("choose", "report") if split in got]
+def line(name, got, oracle=None, recency=None):
+    """One line of figures; with the oracle of the same groups and the newest positions also what was reached of the
+    one, and of the way from the other to it."""
+    def of(split, b):
+        text = f"{b}: {got[split][b][0]:.4f}"
+        if oracle:
+            most, least = oracle[split][b][0], recency[split][b][0]
+            text += f" ({got[split][b][0] / most:.2%}, gain {(got[split][b][0] - least) / (most - least):.3f})"
+        return f"{text} overlap {got[split][b][1]:.3f}"
+
+    parts = [f"{split} " + "  ".join(of(split, b) for b in BUDGETS) for split in ("choose", "report") if split in got]
     return f"{name:24s} {'  '.join(parts)}  at 512: " + " ".join(
         f"{kind} {by[BUDGETS[0]][0]:.3f}" for kind, by in got.items() if kind not in ("choose", "report"))
 
 
+def layer_list(text, separator, layers):
+    """The layers that hidden states are taken of, ascending; "0": none."""
+    found = tuple(int(n) for n in text.split(separator))
+    if found == (0,):
+        return ()
+    if list(found) != sorted(set(found)) or not 0 <= found[0] <= found[-1] <= layers or len(found) > 8:
+        raise SystemExit(f"layers of features: found {text}, expected up to 8 ascending numbers up to {layers}")
+    return found
+
+
 def parse_head(text):
-    o = {"groups": 1, "q_heads": 0, "head_dim": 0, "views": 1, "taps": 1, "fresh": 0, "pool": "mean", "lr": 0.0,
-         "steady": None, "name": text}
+    o = {"groups": 1, "split": "even", "layers": "", "q_heads": 0, "head_dim": 0, "views": 1, "taps": 1, "fresh": 0,
+         "settled": 0, "start": "", "pool": "mean", "lr": 0.0, "steady": None, "name": text}
     for part in text.split(","):
         key, _, value = part.partition("=")
         if key not in o:
             raise SystemExit(f"--head: found {key}, expected {', '.join(o)}")
-        o[key] = value if key in ("pool", "name") else float(value) if key in ("lr", "steady") else int(value)
+        texts, reals = ("pool", "name", "split", "layers", "start"), ("lr", "steady")
+        o[key] = value if key in texts else float(value) if key in reals else int(value)
     return o
 
 
 class Student:
     """A head in training."""
 
-    def __init__(self, o, llm, defaults, start):
-        self.o = o
+    def __init__(self, o, llm, defaults, start, first, states):
         self.name = o["name"].replace("=", "").replace(",", "-")
         self.steady = defaults.steady if o["steady"] is None else o["steady"]
         self.lr = o["lr"] or defaults.lr
-        self.head = Head(llm, o["groups"], o["q_heads"], o["head_dim"], o["pool"], o["views"], o["taps"],
-                         None if o["fresh"] else start).to(llm.embedding.device)
-        self.optimizer = torch.optim.Adam(self.head.parameters(), lr=self.lr, betas=(0.9, 0.98))
-        self.recent = []
+        self.head = Head(llm, first, o["q_heads"], o["head_dim"], o["pool"], o["views"], o["taps"],
+                         None if o["fresh"] else start, o["layers"], states).to(llm.embedding.device)
+        # What all groups share moves a third as fast as what they make of it.
+        shared = [p for n, p in self.head.named_parameters() if n == "fc"]
+        own = [p for n, p in self.head.named_parameters() if n != "fc"]
+        self.optimizer = torch.optim.Adam([{"params": own, "part": 1}] + [{"params": shared, "part": 1 / 3}] * (
+            len(shared) > 0), lr=self.lr, betas=(0.9, 0.98))
+        self.recent, self.settled = [], o["settled"]
 
     def step(self, inputs, queries, p, k, progress, warm):
         future, candidates = masks(queries, inputs.count)
-        late = min(max((progress - 0.1) / 0.3, 0), 1)
+        late = 1 if self.settled else min(max((progress - 0.1) / 0.3, 0), 1)
         width = 0.5 - 0.25 * progress  # of the soft Top-K's edge
-        cross, missed, changed = losses(self.head(inputs, queries, future), p, candidates, k, width)
+        share = shares(self.head.first).to(p.device)
+        cross, missed, changed = losses(self.head(inputs, queries, future), p, candidates, k, share, width,
+                                        self.steady > 0)
         loss = (1 - 0.95 * late) * cross + late * (4 * missed + 4 * self.steady * changed)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.lr * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(progress, 1))))
+            group["lr"] = self.lr * group["part"] * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(progress, 1))))
         self.optimizer.step()
         self.recent.append(torch.stack((cross, missed, changed)).detach())
 
     def setup(self):
         h = self.head
-        return (f"{h.groups} groups, {h.views} views of {h.taps} tokens, {h.q_heads} query heads of {h.head_dim}, "
-                f"pool {h.pool}, lr {self.lr:g}, "
-                f"steady {self.steady:g}")
+        seen = "".join(f"+{l}" for l in h.layers)[1:]
+        return (f"{h.groups} groups, " + (f"states entering {seen}" if seen else f"{h.views} views of {h.taps} tokens") +
+                f", {h.q_heads} query heads of {h.head_dim}, pool {h.pool}, lr {self.lr:g}, steady {self.steady:g}")
 
     def report(self):
         means = torch.stack(self.recent).mean(0).tolist()
@@ -234,6 +267,8 @@ def options():
     a.add_argument("-o", "--output", required=True)
     a.add_argument("--fingerprints", required=True, help="of the model and its tokenizer, 32 hex digits each")
     a.add_argument("--head", action="append", default=[])
+    a.add_argument("--features", choices=("none", "target"), default="none")
+    a.add_argument("--feature-layers", default="", help="of the hidden states, by commas (default: three)")
     a.add_argument("--steps", type=int, default=4000)
     a.add_argument("--seconds", type=float, default=1e9, help="end by then, the last evaluation included")
     a.add_argument("--start", help="a trained head without views, from which the others begin")
@@ -277,23 +312,24 @@ def keep_state(o, students, rng, step):
                os.path.join(o.output, "state.pt"))
 
 
-def train(o, llm, documents, students, runs, seconds, measure, say):
+def train(o, llm, documents, students, seconds, measure, say):
     """measure(step): of all students. `seconds`: since the program's start."""
     rng = np.random.default_rng(o.seed)
     begin = time.monotonic() - BEGIN
     step = resume(o, students, rng) if o.resume else 0
     progress = step / o.steps
-    taps = max(s.head.taps for s in students)
+    taps, layers = max(s.head.taps for s in students), {l for s in students for l in s.head.layers}
     while progress < 1:
         ids = documents.draw(rng)
         least = min(2048, len(ids) // 2)
         queries = pairs(torch.from_numpy(rng.integers(least, len(ids) - 1, o.pairs)).to(o.device))
         k = int(math.exp(rng.uniform(math.log(256), math.log(1200))))
-        mass = llm.forward(ids, queries, runs)[1]
-        inputs = Inputs(llm.embedding[ids], llm.eps, taps)
-        by_groups = {g: merge(mass, llm.layers, g) for g in {s.head.groups for s in students}}
+        _, mass, states = llm.forward(ids, queries, layers)
+        inputs = Inputs(llm.embedding[ids], llm.eps, taps, states)
+        merged = {first: merge(mass, first) for first in {tuple(s.head.first) for s in students}}
+        del mass
         for s in students:
-            s.step(inputs, queries, by_groups[s.head.groups], k, progress, min(1, (step + 1) / 100))
+            s.step(inputs, queries, merged[tuple(s.head.first)], k, progress, min(1, (step + 1) / 100))
         step += 1
         now = time.monotonic() - BEGIN
         progress = max(step / o.steps, (now - begin) / max(seconds - begin, 1e-9))
@@ -301,20 +337,69 @@ def train(o, llm, documents, students, runs, seconds, measure, say):
             say(f"step {step} ({now:.0f} s): " + "; ".join(s.report() for s in students))
         if step % o.eval_every == 0 and progress < 0.9:
             measure(step)
+            keep_state(o, students, rng, step)
     keep_state(o, students, rng, step)
     return step
 
 
-def baselines(evaluation, students, start, llm, o, say):
+class Surroundings:
+    """What heads begin with: sizes of the hidden states, and where layers part best, from documents trained on."""
+
+    def __init__(self, o, llm, documents, layers, split):
+        rng = np.random.default_rng(o.seed + 1)
+        self.states, self.value = States(layers), None
+        for i in range(4):
+            ids = documents.draw(rng)
+            queries = torch.randint(min(EVAL_FROM, len(ids) // 2), len(ids), (48,), device=ids.device)
+            _, mass, states = llm.forward(ids, queries if split else None, layers)
+            if layers:
+                self.states.add(states)
+            if split:
+                value = split_values(mass, masks(queries, len(ids))[1], [b - SINKS - WINDOW - 1 for b in BUDGETS])
+                self.value = value if self.value is None else self.value + value
+
+    def first(self, text, groups, layers, start):
+        """First layers of a head's groups."""
+        if text == "start" and start:
+            return start.first
+        if text == "best":
+            return best_split(self.value, groups)
+        if text == "even":
+            return first_layers(layers, groups)
+        first = [int(n) for n in text.split("-")] + [layers]
+        if len(first) != groups + 1 or first[0] != 0 or first != sorted(set(first)):
+            raise SystemExit(f"split: found {text}, expected {groups} ascending numbers from 0 up to {layers - 1}")
+        return first
+
+
+def make_students(o, llm, documents, start):
+    wanted = [parse_head(h) for h in o.head or ["groups=1"]]
+    three = f"2-{llm.layers // 2}-{llm.layers - 1}"
+    for w in wanted:
+        default = (o.feature_layers or three).replace(",", "-") if o.features == "target" else "0"
+        w["layers"] = layer_list(w["layers"] or default, "-", llm.layers)
+    starts = [Trained(w["start"], o.device) if w["start"] else start for w in wanted]
+    seen = {l for w in wanted for l in w["layers"]} | set(start.layers if start else ())
+    around = Surroundings(o, llm, documents, seen, any(w["split"] == "best" for w in wanted))
+    return [Student(w, llm, o, s, around.first(w["split"], w["groups"], llm.layers, s), around.states)
+            for w, s in zip(wanted, starts)], around.states
+
+
+def parted(first):
+    return "-".join(str(f) for f in first[:-1])
+
+
+def baselines(evaluation, students, start, states, llm, o, say):
     """Figures to compare with; returns them and how long the measurement of a group took."""
     results = {"recency": evaluation.recency()}
-    for g in sorted({s.head.groups for s in students}):
-        results[f"oracle groups={g}"] = evaluation.oracle(g)
+    for first in sorted({tuple(s.head.first) for s in students}, key=lambda f: (len(f), f)):
+        results[f"oracle {parted(first)}"] = evaluation.oracle(first)
     begin = time.monotonic()
     results["layer 0, untrained"] = evaluation.head(Head(llm).to(o.device))
     took = time.monotonic() - begin
     if start:
-        results["start"] = evaluation.head(Head(llm, start.groups, start=start).to(o.device))
+        begun = Head(llm, start.first, start.q_heads, start=start, layers=start.layers, states=states)
+        results["start"] = evaluation.head(begun.to(o.device))
     for name, got in results.items():
         say(line(name, got))
     return results, took
@@ -336,25 +421,27 @@ def main():
     context = o.context or llm.context
     documents = Documents(o.data, context, not o.no_chat, o.device)
     start = Trained(o.start, o.device) if o.start else None
-    students = [Student(parse_head(h), llm, o, start) for h in o.head or ["groups=1"]]
-    runs = math.lcm(*(s.head.groups for s in students))
-    evaluation = Evaluation(llm, documents, runs, o.eval_each, o.eval_pairs)
-    results, took = baselines(evaluation, students, start, llm, o, say)
+    students, states = make_students(o, llm, documents, start)
+    evaluation = Evaluation(llm, documents, states.layers, o.eval_each, o.eval_pairs)
+    results, took = baselines(evaluation, students, start, states, llm, o, say)
     groups = sum(s.head.groups for s in students)
     reserve = min(2 + 1.5 * took * groups, 0.3 * o.seconds)
     say(f"{time.monotonic() - BEGIN:.0f} s: training begins; {reserve:.0f} s are kept for the last evaluation")
+    for s in students:
+        say(f"{s.name}: {s.setup()}, first layers {parted(s.head.first)}")
 
     def measure(step, kind="step"):
         for s in students:
             results[s.name] = save(s, evaluation, o, llm, meta.get("general.name", "the model"), context, step)
-            say(line(f"{kind} {step} {s.name}", results[s.name]))
+            say(line(f"{kind} {step} {s.name}", results[s.name], results[f"oracle {parted(s.head.first)}"],
+                     results["recency"]))
+        with open(os.path.join(o.output, "results.json"), "w") as f:
+            json.dump(results, f, indent=1)
 
-    step = train(o, llm, documents, students, runs, o.seconds - reserve, measure, say)
+    step = train(o, llm, documents, students, o.seconds - reserve, measure, say)
     measure(step, "final")
     best = max(students, key=lambda s: sum(results[s.name]["choose"][b][0] for b in BUDGETS))
     say(f"best by the documents to choose by: {best.name}; {time.monotonic() - BEGIN:.0f} s in all")
-    with open(os.path.join(o.output, "results.json"), "w") as f:
-        json.dump(results, f, indent=1)
 
 
 if __name__ == "__main__":

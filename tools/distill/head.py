@@ -30,12 +30,40 @@ def first_taps(views, taps):
     return t
 
 
-class Inputs:
-    """The tokens as heads see them: embeddings with a mean square of 1, and the same of the tokens before, which heads
-    mix. Nothing to learn: all heads share it."""
+class States:
+    """What hidden states are like: sums over tokens of their products. The first tokens of a text, whose states are of
+    another size, are left out."""
 
-    def __init__(self, embedded, eps, taps):
+    def __init__(self, layers):
+        self.layers, self.moment, self.count = sorted(layers), 0, 0
+
+    def add(self, states):
+        x = torch.cat([states[l] for l in self.layers], 1)
+        x = x[len(x) // 8:].float()
+        self.moment, self.count = self.moment + x.T @ x, self.count + len(x)
+
+    def first(self, layers, rows):
+        """For the states of `layers`: scale [width], which brings each dimension to a mean square of 1, none raised a
+        hundredfold over the others; and fc [rows][width], of the states so scaled: their principal components, brought
+        to one size too."""
+        hidden = len(self.moment) // len(self.layers)
+        at = torch.cat([torch.arange(hidden) + hidden * self.layers.index(l) for l in layers]).to(self.moment.device)
+        moment = self.moment[at][:, at] / self.count
+        rms = moment.diagonal().sqrt()
+        scale = 1 / torch.maximum(rms, 0.01 * rms.mean())
+        size, components = torch.linalg.eigh((moment * scale * scale[:, None]).double())
+        size = size[-rows:].clamp_min(1e-3)
+        return scale, (components[:, -rows:] / size.sqrt()).T.float().contiguous()
+
+
+class Inputs:
+    """The tokens as heads see them: embeddings with a mean square of 1, the same of the tokens before, which heads
+    mix, and the model's hidden states of the token before (none before the first) by layer. Nothing to learn: all
+    heads share it."""
+
+    def __init__(self, embedded, eps, taps=1, states=None):
         self.count = len(embedded)
+        self.states = {l: torch.cat((x.new_zeros(1, x.shape[1]), x[:-1])).float() for l, x in (states or {}).items()}
         x = embedded * torch.rsqrt(embedded.square().mean(-1, keepdim=True) + eps)
         padded = torch.cat((x.new_zeros(taps - 1, x.shape[1]), x))
         delayed = [padded[taps - 1 - i:taps - 1 - i + self.count] for i in range(taps)]
@@ -50,39 +78,61 @@ class Inputs:
 
 
 class Head(torch.nn.Module):
-    """norm [groups][hidden], mix [groups][views][taps], q [groups][q_heads * head_dim][views][hidden], k
-    [groups][kv_heads * head_dim][views][hidden]. Begins as the projections of the model's first layer, whose input is
-    the embedding, too, or as `start`, a trained head; query heads beyond those begin as disturbed copies, dimensions
-    beyond them as noise that is not rotated, views beyond the token itself at zero."""
+    """norm [groups][hidden], mix [groups][views][taps], q [groups][q_heads * head_dim][parts][hidden], k
+    [groups][kv_heads * head_dim][parts][hidden]; parts: the views, or, with `layers`, the embedding and the model's
+    features: fc [hidden][layers * hidden] of the hidden states that enter `layers`, normed, times feature_norm
+    [hidden]. Group g serves layers [first[g], first[g + 1]). Begins as the projections of the model's first layer,
+    whose input is the embedding, too, or as `start`, a trained head; query heads beyond those begin as disturbed
+    copies, dimensions beyond them as noise that is not rotated, parts beyond the token itself at zero."""
 
-    def __init__(self, llm, groups=1, q_heads=0, head_dim=0, pool="mean", views=1, taps=1, start=None):
+    def __init__(self, llm, first=None, q_heads=0, head_dim=0, pool="mean", views=1, taps=1, start=None, layers=(),
+                 states=None):
         super().__init__()
-        self.groups, self.pool, self.kv_heads, self.eps = groups, pool, llm.kv_heads, llm.eps
+        self.first = first or [0, llm.layers]
+        self.groups, self.pool, self.kv_heads, self.eps = len(self.first) - 1, pool, llm.kv_heads, llm.eps
         self.q_heads, self.head_dim = q_heads or llm.q_heads, head_dim or llm.head_dim
         self.rope_dims, self.base, self.hidden = llm.head_dim, llm.base, llm.hidden
-        self.views, self.taps = views, taps
-        made = [self.first_weights(llm, start, llm.layers * g // groups) for g in range(groups)]
+        self.views, self.taps, self.layers = views, taps, tuple(layers)
+        self.parts = 2 if layers else views
+        made = [self.first_weights(llm, start, (a + b - 1) // 2) for a, b in zip(self.first, self.first[1:])]
         parameter = lambda i: torch.nn.Parameter(torch.stack([m[i] for m in made]).contiguous())
         self.norm, self.q, self.k = parameter(0), parameter(1), parameter(2)
-        self.mix = torch.nn.Parameter(first_taps(views, taps).repeat(groups, 1, 1))
+        if layers:
+            self.first_features(start, states)
+        else:
+            self.mix = torch.nn.Parameter(first_taps(views, taps).repeat(self.groups, 1, 1))
+
+    def first_features(self, start, states):
+        """fc is kept for states whose dimensions are of one size, so that one rate of learning suits all."""
+        scale, fc = states.first(self.layers, self.hidden)
+        norm = torch.ones(self.hidden, device=fc.device)
+        if start and start.layers == self.layers:
+            fc, norm = start.fc / scale * float(fc.std() / (start.fc / scale).std()), start.feature_norm
+        self.register_buffer("scale", scale)
+        self.fc, self.feature_norm = torch.nn.Parameter(fc.contiguous()), torch.nn.Parameter(norm.clone())
 
     def first_weights(self, llm, start, layer):
-        """norm, q, k of a group whose first layer is `layer`."""
+        """norm, q, k of a group around `layer`."""
         if start:
-            g = sum(f <= layer for f in start.first) - 1
+            g = sum(f <= layer for f in start.first[:-1]) - 1
             norm, q, k = start.norm[g], start.q[g], start.k[g]
         else:
             norm, q, k = (llm.w[f"blk.0.attn_{c}.weight"].float() for c in ("norm", "q", "k"))
-        q = q.view(self.kv_heads, -1, self.rope_dims, self.hidden)
-        k = k.view(self.kv_heads, 1, self.rope_dims, self.hidden)
+        found = q.shape[1] // self.hidden
+        if found > 1 and (found != self.parts or start.layers != self.layers):
+            raise SystemExit(f"the head to start from: found features of layers {start.layers}, expected none or those "
+                             f"of {self.layers}")
+        width = found * self.hidden
+        q = q.reshape(self.kv_heads, -1, self.rope_dims, width)
+        k = k.reshape(self.kv_heads, 1, self.rope_dims, width)
         each = self.q_heads // self.kv_heads
         copies = -(-each // q.shape[1])
         more = q.repeat(1, copies, 1, 1)[:, :each]
         noise = torch.randn_like(more) * q.std() * 0.5
         noise[:, :q.shape[1]] = 0
         q = self.widen(more + noise) * math.sqrt(self.head_dim / self.rope_dims)
-        q, k = (t.reshape(-1, 1, self.hidden) for t in (q, self.widen(k)))
-        blank = lambda t: t.new_zeros(len(t), self.views - 1, self.hidden)
+        q, k = (t.reshape(-1, found, self.hidden) for t in (q, self.widen(k)))
+        blank = lambda t: t.new_zeros(len(t), self.parts - found, self.hidden)
         return norm.clone(), torch.cat((q, blank(q)), 1), torch.cat((k, blank(k)), 1)
 
     def widen(self, t):
@@ -94,31 +144,41 @@ class Head(torch.nn.Module):
         """Log weights [groups][kv_heads][m][n] of positions for queries [m]; FAR where future [m][n]."""
         n, m = inputs.count, len(queries)
         cos, sin = angles(torch.arange(n, device=queries.device), self.rope_dims, self.base)
-        x = inputs.views(self.mix)
-        flat = lambda w: (w * self.norm[:, None, None, :]).flatten(2).transpose(1, 2)
+        x, norm = self.inputs(inputs), self.norm[:, None, None, :]
+        if self.layers:
+            norm = torch.cat((norm, self.feature_norm.expand_as(norm)), 2)
+        flat = lambda w: (w * norm).flatten(2).transpose(1, 2)
         k = x @ flat(self.k)
-        q = x[:, queries] @ flat(self.q)
+        q = x[..., queries, :] @ flat(self.q)
         k = k.view(self.groups, n, self.kv_heads, self.head_dim).transpose(1, 2)
         q = q.view(self.groups, m, self.q_heads, self.head_dim).transpose(1, 2) * self.head_dim ** -0.5
         k, q = rotate(k, cos, sin), rotate(q, cos[queries], sin[queries])
         each = self.q_heads // self.kv_heads
         s = q.reshape(self.groups, self.kv_heads, each * m, self.head_dim) @ k.transpose(2, 3)
-        s = s.view(self.groups, self.kv_heads, each, m, n).masked_fill(future, FAR)
-        s = s - torch.logsumexp(s, -1, keepdim=True)
+        s = s.view(self.groups, self.kv_heads, each, m, n).masked_fill(future, FAR).log_softmax(-1)
         return s.amax(2) if self.pool == "max" else torch.logsumexp(s, 2) - math.log(each)
+
+    def inputs(self, inputs):
+        """[n][parts * hidden], or [groups][n][parts * hidden] where the groups mix views of their own."""
+        if not self.layers:
+            return inputs.views(self.mix)
+        g = torch.cat([inputs.states[l] for l in self.layers], 1) @ (self.fc * self.scale).T
+        g = g * torch.rsqrt(g.square().mean(-1, keepdim=True) + self.eps)
+        return torch.cat((inputs.delayed[:, 0], g), 1)
 
 
 class Trained:
-    """A head's file without views, to start from: norm, q, k by group, first layers of the groups."""
+    """A head's file without views, to start from: norm, q, k by group, first layers of the groups, with features fc,
+    feature_norm and their layers."""
 
     def __init__(self, path, device):
         with open(path, "rb") as f:
             header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
             data = f.read()
         meta = header["__metadata__"]
-        if meta["features"] != "none" or meta["rope_pairs"] != "adjacent":
+        if meta["features"] not in ("none", "target") or meta["rope_pairs"] != "adjacent":
             raise SystemExit(f"{path}: found features {meta['features']}, rope_pairs {meta['rope_pairs']}, expected "
-                             "none, adjacent")
+                             "none or target, adjacent")
         types = {"F32": np.float32, "F16": np.float16}
 
         def tensor(name):
@@ -126,11 +186,15 @@ class Trained:
             x = np.frombuffer(data[slice(*t["data_offsets"])], types[t["dtype"]]).astype(np.float32)
             return torch.from_numpy(x).view(t["shape"]).to(device)
 
-        self.groups, self.first = int(meta["groups"]), [int(n) for n in meta["group_first_layer"].split(",")[:-1]]
-        groups = range(self.groups)
+        self.first, self.q_heads = [int(n) for n in meta["group_first_layer"].split(",")], int(meta["q_heads"])
+        groups = range(len(self.first) - 1)
         own = lambda g: f"groups.{g}.norm.weight"
         self.norm = [tensor(own(g) if own(g) in header else "norm.weight") for g in groups]
         self.q, self.k = ([tensor(f"groups.{g}.{c}.weight") for g in groups] for c in "qk")
+        self.layers = ()
+        if meta["features"] == "target":
+            self.layers = tuple(int(l) for l in meta["feature_layers"].split(","))
+            self.fc, self.feature_norm = tensor("features.fc.weight"), tensor("features.norm.weight")
 
 
 def soft_choice(z, k, width):
@@ -139,11 +203,13 @@ def soft_choice(z, k, width):
     with torch.no_grad():
         high = z.amax(-1, keepdim=True) + 1
         low = high - 60
+        # 16 bits are enough to count with, and half to read on a GPU, where this takes most of a step.
+        coarse = z.clamp_min(-200).half() if z.is_cuda else z
         for _ in range(14):
             mid = (low + high) / 2
-            above = torch.sigmoid((z - mid) / width).sum(-1, keepdim=True) > k
-            low, high = torch.where(above, mid, low), torch.where(above, high, mid)
-        threshold = (low + high) / 2
+            sure = torch.sigmoid((coarse - mid.to(coarse.dtype)) / width).sum(-1, keepdim=True, dtype=torch.float32)
+            low, high = torch.where(sure > k, mid, low), torch.where(sure > k, high, mid)
+        threshold = ((low + high) / 2).to(z.dtype)
         slope = torch.sigmoid((z - threshold) / width)
         slope = slope * (1 - slope)
         slope = slope / slope.sum(-1, keepdim=True).clamp_min(1e-9)
@@ -151,21 +217,23 @@ def soft_choice(z, k, width):
     return torch.sigmoid((z - threshold - (moving - moving.detach())) / width)
 
 
-def losses(logw, p, candidates, k, width=0.5):
+def losses(logw, p, candidates, k, share, width=0.5, steady=True):
     """logw as of Head.forward, p the true mass of the same shape, candidates [m][n] the positions that Top-K may
-    pick; queries lie in adjacent pairs. Returns the cross entropy over the candidates (weighted by their mass),
-    the mass that a soft Top-K of k misses, and the share of it that changes from a query to the next."""
+    pick, share [groups] of the layers; queries lie in adjacent pairs. Returns the cross entropy over the candidates
+    (weighted by their mass), the mass that a soft Top-K of k misses, and (with `steady`, else 0) the share of it that
+    changes from a query to the next."""
     z = logw.masked_fill(~candidates, FAR)
     p = p * candidates
-    cross = -(p * (z - torch.logsumexp(z, -1, keepdim=True))).sum(-1).mean()
+    cross = -((p * z.log_softmax(-1)).sum(-1).mean((1, 2)) * share).sum()
     rows = candidates.sum(-1) > k
     chosen = soft_choice(z, k, width)
-    missed = ((p * (1 - chosen)).sum(-1) * rows).sum() / (rows.sum() * p.shape[0] * p.shape[1]).clamp_min(1)
+    mean = lambda x, rows: ((x * rows).sum((1, 2)) * share).sum() / (rows.sum() * p.shape[1]).clamp_min(1)
+    missed = mean((p * (1 - chosen)).sum(-1), rows)
+    if not steady:
+        return cross, missed, torch.zeros_like(missed)
     pair = chosen.unflatten(2, (-1, 2))
     kept = torch.minimum(pair[..., 0, :], pair[..., 1, :]).sum(-1) / k
-    both = rows.view(-1, 2).all(-1)
-    changed = ((1 - kept) * both).sum() / (both.sum() * p.shape[0] * p.shape[1]).clamp_min(1)
-    return cross, missed, changed
+    return cross, missed, mean(1 - kept, rows.view(-1, 2).all(-1))
 
 
 def choose(z, candidates, k):
@@ -201,16 +269,19 @@ def fit_calibration(own, true, points=16):
 
 def export(head, path, llm_layers, vocab, fingerprints, context, source, calibration=""):
     """The safetensors file that the daemon loads: projections in float16, norms and taps in float32."""
-    first = ",".join(str(n) for n in first_layers(llm_layers, head.groups))
+    first = ",".join(str(n) for n in head.first)
     mixed = head.views > 1 or head.taps > 1
+    features = "target" if head.layers else "context" if mixed else "none"
     meta = {"format": "specontext-head", "version": "1", "embedding": "model",
-            "features": "context" if mixed else "none",
+            "features": features,
             "model": fingerprints[0], "tokenizer": fingerprints[1], "vocab": vocab, "hidden": head.hidden,
             "q_heads": head.q_heads, "kv_heads": head.kv_heads, "head_dim": head.head_dim, "layers": llm_layers,
             "groups": head.groups, "group_first_layer": first, "rms_eps": f"{head.eps:.9g}",
             "rope_base": f"{head.base:.9g}", "rope_dims": head.rope_dims, "rope_pairs": "adjacent",
             "rope_scaling": "none", "rope_factor": "1", "rope_original_context": context,
             "trained_context": context, "pool": head.pool, "source": source}
+    if head.layers:
+        meta |= {"feature_layers": ",".join(str(l) for l in head.layers), "feature_hidden": head.hidden}
     if mixed:
         meta |= {"views": head.views, "taps": head.taps}
     if calibration:
@@ -218,11 +289,15 @@ def export(head, path, llm_layers, vocab, fingerprints, context, source, calibra
     tensors = {}
     for g in range(head.groups):
         tensors["norm.weight" if g == 0 else f"groups.{g}.norm.weight"] = head.norm[g].detach().float().cpu()
-        scale = 1 if mixed else float(head.mix[g].detach())
+        scale = 1 if mixed or head.layers else float(head.mix[g].detach())
         tensors[f"groups.{g}.q.weight"] = (head.q[g].detach() * scale).flatten(1).half().cpu()
         tensors[f"groups.{g}.k.weight"] = (head.k[g].detach() * scale).flatten(1).half().cpu()
         if mixed:
             tensors[f"groups.{g}.taps.weight"] = head.mix[g].detach().float().cpu()
+    if head.layers:
+        fc = (head.fc * head.scale).detach().float().cpu()
+        tensors["features.fc.weight"] = (fc * 2.0 ** -math.floor(math.log2(float(fc.abs().max()) / 8))).half()
+        tensors["features.norm.weight"] = head.feature_norm.detach().float().cpu()
     write(path, {k: str(v) for k, v in meta.items()}, tensors)
 
 

@@ -1,5 +1,6 @@
 """The language model as a teacher: a forward of whole documents that also gives, for some queries, where the
-attention of each run of layers lies. Llama's architecture, pairs of neighbours rotated, as GGUF files have it."""
+attention of each layer lies, and hidden states. Llama's architecture, pairs of neighbours rotated, as GGUF files
+have it."""
 import torch
 import torch.nn.functional as F
 
@@ -38,18 +39,20 @@ class Llm:
         self.embedding = torch.from_numpy(tensors["token_embd.weight"]).to(device)  # float32: the head's input
 
     @torch.no_grad()
-    def forward(self, ids, queries=None, runs=1):
-        """ids [n]. Returns the last hidden state, normed, and, for positions `queries` [m], the attention mass
-        [runs][kv_heads][m][n] in float32: mean over the query heads of a KV head, summed over each run of layers
-        (layer l belongs to run l * runs // layers)."""
+    def forward(self, ids, queries=None, taps=()):
+        """ids [n]. Returns the last hidden state, normed; for positions `queries` [m] the attention mass
+        [layers][kv_heads][m][n] in float32, mean over the query heads of a KV head; and the hidden states [n][hidden]
+        that enter each of the layers `taps` (`layers`: what leaves the last), by layer."""
         n, w = len(ids), self.w
         cos, sin = angles(torch.arange(n, device=ids.device), self.head_dim, self.base)
-        mass = None
+        mass, states = None, {}
         if queries is not None:
-            mass = torch.zeros(runs, self.kv_heads, len(queries), n, device=ids.device)
+            mass = torch.empty(self.layers, self.kv_heads, len(queries), n, device=ids.device)
             future = torch.arange(n, device=ids.device) > queries[:, None]
         x = w["token_embd.weight"][ids]
         for l in range(self.layers):
+            if l in taps:
+                states[l] = x
             p = lambda name: w[f"blk.{l}.{name}.weight"]
             h = rms_norm(x, p("attn_norm"), self.eps)
             q, k, v = (F.linear(h, p("attn_" + c)).view(n, -1, self.head_dim).transpose(0, 1) for c in "qkv")
@@ -58,11 +61,13 @@ class Llm:
                 grouped = q[:, queries].view(self.kv_heads, -1, self.head_dim)
                 s = (grouped @ k.transpose(1, 2)).view(self.kv_heads, -1, len(queries), n)
                 s = (s * self.head_dim ** -0.5).masked_fill_(future, float("-inf"))
-                mass[l * runs // self.layers] += s.softmax(-1).mean(1)
+                mass[l] = s.softmax(-1).mean(1)
             repeat = self.q_heads // self.kv_heads
             k, v = k.to(self.dtype).repeat_interleave(repeat, 0), v.repeat_interleave(repeat, 0)
             o = F.scaled_dot_product_attention(q.to(self.dtype)[None], k[None], v[None], is_causal=True)[0]
             x = x + F.linear(o.transpose(0, 1).reshape(n, -1), p("attn_output"))
             h = rms_norm(x, p("ffn_norm"), self.eps)
             x = x + F.linear(F.silu(F.linear(h, p("ffn_gate"))) * F.linear(h, p("ffn_up")), p("ffn_down"))
-        return rms_norm(x, w["output_norm.weight"], self.eps), mass
+        if self.layers in taps:
+            states[self.layers] = x
+        return rms_norm(x, w["output_norm.weight"], self.eps), mass, states

@@ -44,7 +44,7 @@ static int rig_open(struct rig *r, const char *path, const char *device, uint32_
     if (rc == 0)
         rc = weights_gpu_create(r->device, r->model, 2, NULL, &r->weights, err);
     if (rc == 0)
-        rc = pass_gpu_create(r->device, r->model, r->weights, &options, &r->pass, err);
+        rc = pass_gpu_create(r->device, model_config(r->model), r->weights, &options, &r->pass, err);
     if (rc < 0)
         return rc;
     r->config = model_config(r->model);

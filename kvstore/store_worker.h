@@ -2,9 +2,9 @@
  *
  * The thread opens the GPU, if there is one, and makes the planner, for a GPU's context belongs to the
  * thread that uses it. The loop thread puts commands and takes answers; of the planner it reads only what
- * never changes in its life, and the snapshot that worker_stats copies. */
-#ifndef KVSTORE_WORKER_H
-#define KVSTORE_WORKER_H
+ * never changes in its life, and the snapshot that store_worker_stats copies. */
+#ifndef KVSTORE_STORE_WORKER_H
+#define KVSTORE_STORE_WORKER_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -12,25 +12,31 @@
 #include "kvstore/planner.h"
 #include "link/bus.h"
 
-enum worker_command_kind { WORKER_MESSAGE, WORKER_ATTACH, WORKER_DETACH, WORKER_CALL, WORKER_STOP };
+enum store_worker_command_kind {
+    STORE_WORKER_MESSAGE,
+    STORE_WORKER_ATTACH,
+    STORE_WORKER_DETACH,
+    STORE_WORKER_CALL,
+    STORE_WORKER_STOP
+};
 
-struct worker_command {
-    enum worker_command_kind kind;
+struct store_worker_command {
+    enum store_worker_command_kind kind;
     struct bus_peer peer; /* MESSAGE: who asked */
     struct msg msg;       /* MESSAGE: owned */
     uint64_t epoch;       /* ATTACH: of the decoder */
 };
 
-enum worker_answer_kind {
-    WORKER_REPLY,    /* msg to peer */
-    WORKER_TO_ROLE,  /* msg to whoever has `role` now */
-    WORKER_ATTACHED, /* fds for the decoder of `epoch`; error.code < 0: none, and why */
-    WORKER_BROKEN,   /* the decoder of `epoch` broke the rules: error.text */
-    WORKER_FAILED,   /* the GPU is lost and the daemon has to end: error.text */
+enum store_worker_answer_kind {
+    STORE_WORKER_REPLY,    /* msg to peer */
+    STORE_WORKER_TO_ROLE,  /* msg to whoever has `role` now */
+    STORE_WORKER_ATTACHED, /* fds for the decoder of `epoch`; error.code < 0: none, and why */
+    STORE_WORKER_BROKEN,   /* the decoder of `epoch` broke the rules: error.text */
+    STORE_WORKER_FAILED,   /* the GPU is lost and the daemon has to end: error.text */
 };
 
-struct worker_answer {
-    enum worker_answer_kind kind;
+struct store_worker_answer {
+    enum store_worker_answer_kind kind;
     struct bus_peer peer;
     uint32_t role;
     struct msg msg;
@@ -43,21 +49,21 @@ struct worker_answer {
     struct err error;
 };
 
-struct worker_sequence {
+struct store_worker_sequence {
     uint64_t id;
     uint32_t index, prompt, next, committed, capacity, budget;
     bool attached;
 };
 
-struct worker_gpu {     /* bytes by kind */
-    const char *device; /* as it was asked for; NULL: none */
+struct store_worker_gpu { /* bytes by kind */
+    const char *device;   /* as it was asked for; NULL: none */
     char uuid[sizeof((struct gpu_info *)0)->uuid];
     int mps;
     uint64_t context_bytes, kv_bytes, tables_bytes, registered_bytes;
 };
 
-struct worker_stats { /* a snapshot for STATUS */
-    struct worker_gpu gpu;
+struct store_worker_stats { /* a snapshot for STATUS */
+    struct store_worker_gpu gpu;
     struct planner_totals totals;
     struct kv_counters live; /* of open sequences, summed */
     uint64_t store_epoch, decoder_epoch;
@@ -71,34 +77,35 @@ struct worker_stats { /* a snapshot for STATUS */
     uint64_t block_bytes, arena_bytes, control_bytes;
     uint32_t slots, staging_tokens, list_max;
     uint32_t live_count;
-    struct worker_sequence sequences[LIMIT_SEQUENCES];
+    struct store_worker_sequence sequences[LIMIT_SEQUENCES];
 };
 
-struct worker;
+struct store_worker;
 
 /* Starts the thread; with `device` naming a GPU it opens it. 0, or why it cannot. */
-int worker_start(struct worker **ret, const struct planner_options *options, const char *device,
-                 struct err *err);
-void worker_stop(struct worker **worker);
+int store_worker_start(struct store_worker **ret, const struct planner_options *options, const char *device,
+                       struct err *err);
+void store_worker_stop(struct store_worker **worker);
 
 /* "cpu", or the UUID of the GPU. */
-const char *worker_device(const struct worker *worker);
+const char *store_worker_device(const struct store_worker *worker);
 
 /* Makes a planner, or gets rid of it, and returns when that is done. `arena_fd`: as
  * planner_create_adopting, or -1: a new arena. */
-int worker_make(struct worker *worker, const struct kv_layout *layout, int arena_fd, struct err *err);
-void worker_unmake(struct worker *worker);
+int store_worker_make(struct store_worker *worker, const struct kv_layout *layout, int arena_fd,
+                      struct err *err);
+void store_worker_unmake(struct store_worker *worker);
 
 /* NULL while there is none. Only what is fixed when it is made may be read. */
-const struct planner *worker_planner(const struct worker *worker);
+const struct planner *store_worker_planner(const struct store_worker *worker);
 
 /* Takes `command` (made with mem_alloc). -EAGAIN: the queue is full, the command stays the caller's. */
-int worker_put(struct worker *worker, struct worker_command *command);
-void worker_command_free(struct worker_command *command);
+int store_worker_put(struct store_worker *worker, struct store_worker_command *command);
+void store_worker_command_free(struct store_worker_command *command);
 
-struct worker_answer *worker_take(struct worker *worker); /* NULL: none */
-void worker_answer_free(struct worker_answer *answer);
-int worker_fd(const struct worker *worker); /* readable while answers are there */
-void worker_stats(struct worker *worker, struct worker_stats *ret);
+struct store_worker_answer *store_worker_take(struct store_worker *worker); /* NULL: none */
+void store_worker_answer_free(struct store_worker_answer *answer);
+int store_worker_fd(const struct store_worker *worker); /* readable while answers are there */
+void store_worker_stats(struct store_worker *worker, struct store_worker_stats *ret);
 
 #endif

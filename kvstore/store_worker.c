@@ -1,7 +1,7 @@
-/* The planner's thread; see worker.h. It sleeps on its mailbox and on the store's doorbell, or, while a
+/* The planner's thread; see store_worker.h. It sleeps on its mailbox and on the store's doorbell, or, while a
  * dense step's staging waits for the decoder, on RUN_CONSUMED in slices; for a millisecond at most while
  * the GPU has work of ours. It must never touch a socket. */
-#include "kvstore/worker.h"
+#include "kvstore/store_worker.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -17,7 +17,9 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mailbox.h"
+#include "base/thread.h"
 #include "kvstore/residency.h"
+#include "kvstore/step.h"
 #include "link/flag.h"
 
 enum { QUEUE = 4096, HOUSEKEEPING_MS = 1000, CALL_S = 120 };
@@ -31,7 +33,7 @@ struct call {                       /* what the loop thread waits for */
     bool done;
 };
 
-struct worker {
+struct store_worker {
     struct planner_options options;
     const char *device;
     struct device_gpu *gpu;  /* NULL: the CPU */
@@ -46,28 +48,28 @@ struct worker {
     uint64_t answers_lost;
     atomic_bool stopping;
     pthread_mutex_t mutex; /* of stats */
-    struct worker_stats stats;
+    struct store_worker_stats stats;
 };
 
 /* ---- answers ---- */
 
-static void put_answer(struct worker *w, struct worker_answer *a)
+static void put_answer(struct store_worker *w, struct store_worker_answer *a)
 {
     if (mailbox_put(w->answers, a) == 0)
         return;
     w->answers_lost++;
-    worker_answer_free(a);
+    store_worker_answer_free(a);
 }
 
-static struct worker_answer *new_answer(enum worker_answer_kind kind)
+static struct store_worker_answer *new_answer(enum store_worker_answer_kind kind)
 {
-    struct worker_answer *a = mem_alloc(1, sizeof *a);
+    struct store_worker_answer *a = mem_alloc(1, sizeof *a);
     a->kind = kind;
     memset(a->fds, 0xff, sizeof a->fds);
     return a;
 }
 
-void worker_answer_free(struct worker_answer *a)
+void store_worker_answer_free(struct store_worker_answer *a)
 {
     for (size_t i = 0; i < sizeof a->fds / sizeof *a->fds; i++)
         if (a->fds[i] >= 0)
@@ -76,9 +78,10 @@ void worker_answer_free(struct worker_answer *a)
     mem_free(&a);
 }
 
-static void reply(struct worker *w, const struct worker_command *c, const struct msg *msg, void *owned)
+static void reply(struct store_worker *w, const struct store_worker_command *c, const struct msg *msg,
+                  void *owned)
 {
-    struct worker_answer *a = new_answer(WORKER_REPLY);
+    struct store_worker_answer *a = new_answer(STORE_WORKER_REPLY);
     a->peer = c->peer;
     a->msg = *msg;
     a->msg.id = c->msg.id;
@@ -86,7 +89,7 @@ static void reply(struct worker *w, const struct worker_command *c, const struct
     put_answer(w, a);
 }
 
-static void reply_error(struct worker *w, const struct worker_command *c, const struct err *err)
+static void reply_error(struct store_worker *w, const struct store_worker_command *c, const struct err *err)
 {
     struct msg msg = {.kind = MSG_ERROR, .error = {.code = err->code}};
     _Static_assert(sizeof err->text <= sizeof msg.error.text, "an error's line fits a message");
@@ -96,8 +99,8 @@ static void reply_error(struct worker *w, const struct worker_command *c, const 
 
 static void on_reselect(void *arg, uint64_t sequence, uint32_t step)
 {
-    struct worker *w = arg;
-    struct worker_answer *a = new_answer(WORKER_TO_ROLE);
+    struct store_worker *w = arg;
+    struct store_worker_answer *a = new_answer(STORE_WORKER_TO_ROLE);
     a->role = ROLE_RETRIEVER;
     a->msg = (struct msg){.kind = MSG_RESELECT, .id = step, .reselect = {.sequence = sequence}};
     put_answer(w, a);
@@ -105,8 +108,8 @@ static void on_reselect(void *arg, uint64_t sequence, uint32_t step)
 
 static void on_closed(void *arg, uint64_t request, const struct msg_closed *closed)
 {
-    struct worker *w = arg;
-    struct worker_answer *a = new_answer(WORKER_TO_ROLE);
+    struct store_worker *w = arg;
+    struct store_worker_answer *a = new_answer(STORE_WORKER_TO_ROLE);
     a->role = ROLE_DECODER;
     a->msg = (struct msg){.kind = MSG_CLOSED, .id = request, .closed = *closed};
     put_answer(w, a);
@@ -114,8 +117,8 @@ static void on_closed(void *arg, uint64_t request, const struct msg_closed *clos
 
 static void on_broken(void *arg, const char *why)
 {
-    struct worker *w = arg;
-    struct worker_answer *a = new_answer(WORKER_BROKEN);
+    struct store_worker *w = arg;
+    struct store_worker_answer *a = new_answer(STORE_WORKER_BROKEN);
     a->epoch = w->planner->decoder_epoch;
     err_set(&a->error, -EPROTO, "%s", why);
     put_answer(w, a);
@@ -123,7 +126,7 @@ static void on_broken(void *arg, const char *why)
 
 /* ---- calls ---- */
 
-static int make(struct worker *w, const struct call *c)
+static int make(struct store_worker *w, const struct call *c)
 {
     struct planner_events events = {
         .arg = w, .reselect = on_reselect, .closed = on_closed, .broken = on_broken};
@@ -132,7 +135,7 @@ static int make(struct worker *w, const struct call *c)
                : planner_create_adopting(&w->planner, &w->options, c->layout, &events, c->arena_fd, c->err);
 }
 
-static void finish(struct worker *w, struct call *c, int result)
+static void finish(struct store_worker *w, struct call *c, int result)
 {
     pthread_mutex_lock(&w->mutex);
     c->result = result;
@@ -142,7 +145,7 @@ static void finish(struct worker *w, struct call *c, int result)
 }
 
 /* Waits for the thread to finish a call that it has, or gets by way of a command. */
-static int await(struct worker *w, struct call *c)
+static int await(struct store_worker *w, struct call *c)
 {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
@@ -154,42 +157,42 @@ static int await(struct worker *w, struct call *c)
     return c->result;
 }
 
-static int call(struct worker *w, struct call *c)
+static int call(struct store_worker *w, struct call *c)
 {
-    struct worker_command *command = mem_alloc(1, sizeof *command);
-    command->kind = WORKER_CALL;
+    struct store_worker_command *command = mem_alloc(1, sizeof *command);
+    command->kind = STORE_WORKER_CALL;
     w->call = c;
     if (mailbox_put(w->commands, command) == 0)
         return await(w, c);
-    worker_command_free(command);
+    store_worker_command_free(command);
     return err_set(c->err, -EAGAIN, "the planner's queue is full");
 }
 
-int worker_make(struct worker *w, const struct kv_layout *layout, int arena_fd, struct err *err)
+int store_worker_make(struct store_worker *w, const struct kv_layout *layout, int arena_fd, struct err *err)
 {
     struct call c = {.layout = layout, .arena_fd = arena_fd, .err = err};
     return call(w, &c);
 }
 
-void worker_unmake(struct worker *w)
+void store_worker_unmake(struct store_worker *w)
 {
     struct call c = {.arena_fd = -1};
     call(w, &c);
 }
 
-const struct planner *worker_planner(const struct worker *w)
+const struct planner *store_worker_planner(const struct store_worker *w)
 {
     return w->planner;
 }
 
-const char *worker_device(const struct worker *w)
+const char *store_worker_device(const struct store_worker *w)
 {
     return w->gpu ? w->gpu->info.uuid : "cpu";
 }
 
 /* ---- commands ---- */
 
-static void close_bells(struct worker *w)
+static void close_bells(struct store_worker *w)
 {
     if (w->store_bell >= 0)
         close(w->store_bell);
@@ -203,7 +206,7 @@ static int own_fd(int fd)
     return fcntl(fd, F_DUPFD_CLOEXEC, 0);
 }
 
-static int attach(struct worker *w, struct worker_answer *a)
+static int attach(struct store_worker *w, struct store_worker_answer *a)
 {
     struct planner *p = w->planner;
     int r = planner_attach(p, a->epoch, &a->error);
@@ -228,15 +231,15 @@ static int attach(struct worker *w, struct worker_answer *a)
     return 0;
 }
 
-static void do_attach(struct worker *w, uint64_t epoch)
+static void do_attach(struct store_worker *w, uint64_t epoch)
 {
-    struct worker_answer *a = new_answer(WORKER_ATTACHED);
+    struct store_worker_answer *a = new_answer(STORE_WORKER_ATTACHED);
     a->epoch = epoch;
     attach(w, a);
     put_answer(w, a);
 }
 
-static void unmake(struct worker *w)
+static void unmake(struct store_worker *w)
 {
     if (w->planner && w->planner->attached)
         planner_detach(w->planner, clock_now_ns());
@@ -244,7 +247,7 @@ static void unmake(struct worker *w)
     close_bells(w);
 }
 
-static void do_call(struct worker *w)
+static void do_call(struct store_worker *w)
 {
     struct call *c = w->call;
     int r = 0;
@@ -255,7 +258,7 @@ static void do_call(struct worker *w)
     finish(w, c, r);
 }
 
-static void do_message(struct worker *w, struct worker_command *c)
+static void do_message(struct store_worker *w, struct store_worker_command *c)
 {
     struct planner *p = w->planner;
     struct err err = {0};
@@ -295,105 +298,105 @@ static void do_message(struct worker *w, struct worker_command *c)
     }
 }
 
-void worker_command_free(struct worker_command *c)
+void store_worker_command_free(struct store_worker_command *c)
 {
-    if (c->kind == WORKER_MESSAGE)
+    if (c->kind == STORE_WORKER_MESSAGE)
         msg_free(&c->msg);
     mem_free(&c);
 }
 
-static void do_command(struct worker *w, struct worker_command *c)
+static void do_command(struct store_worker *w, struct store_worker_command *c)
 {
     /* What was posted before the message was sent comes first: a CLOSE may follow a record of last tokens. */
     if (w->planner)
         planner_advance(w->planner);
     bool sound = w->planner && !planner_error(w->planner);
     switch (c->kind) {
-    case WORKER_MESSAGE:
+    case STORE_WORKER_MESSAGE:
         if (sound)
             do_message(w, c);
         break;
-    case WORKER_ATTACH:
+    case STORE_WORKER_ATTACH:
         if (sound)
             do_attach(w, c->epoch);
         break;
-    case WORKER_DETACH:
+    case STORE_WORKER_DETACH:
         if (w->planner)
             planner_detach(w->planner, clock_now_ns());
         close_bells(w);
         break;
-    case WORKER_CALL:
+    case STORE_WORKER_CALL:
         do_call(w);
         break;
-    case WORKER_STOP: /* only wakes the thread */
+    case STORE_WORKER_STOP: /* only wakes the thread */
         break;
     }
-    worker_command_free(c);
+    store_worker_command_free(c);
 }
 
 /* ---- the thread ---- */
 
-static void snapshot_sequences(const struct planner *p, struct worker_stats *s)
+static void snapshot_sequences(const struct planner *p, struct store_worker_stats *s)
 {
     for (uint32_t i = 0; i < p->options.sequences; i++) {
         const struct sequence *q = &p->sequences[i];
         if (!q->record)
             continue;
-        s->sequences[s->live_count++] = (struct worker_sequence){.id = q->id,
-                                                                 .index = q->index,
-                                                                 .next = q->next,
-                                                                 .committed = q->committed,
-                                                                 .prompt = q->prompt_tokens,
-                                                                 .capacity = q->capacity,
-                                                                 .budget = q->budget,
-                                                                 .attached = q->attached};
+        s->sequences[s->live_count++] = (struct store_worker_sequence){.id = q->id,
+                                                                       .index = q->index,
+                                                                       .next = q->next,
+                                                                       .committed = q->committed,
+                                                                       .prompt = q->prompt_tokens,
+                                                                       .capacity = q->capacity,
+                                                                       .budget = q->budget,
+                                                                       .attached = q->attached};
         msg_add_counters(&s->live, &q->counters);
     }
 }
 
-static struct worker_gpu snapshot_gpu(const struct device_gpu *g, const char *device)
+static struct store_worker_gpu snapshot_gpu(const struct device_gpu *g, const char *device)
 {
-    struct worker_gpu s = {.device = device,
-                           .mps = g->info.mps,
-                           .context_bytes = g->info.context_bytes,
-                           .kv_bytes = g->kv_bytes,
-                           .tables_bytes = g->tables_bytes,
-                           .registered_bytes = g->registered_bytes};
+    struct store_worker_gpu s = {.device = device,
+                                 .mps = g->info.mps,
+                                 .context_bytes = g->info.context_bytes,
+                                 .kv_bytes = g->kv_bytes,
+                                 .tables_bytes = g->tables_bytes,
+                                 .registered_bytes = g->registered_bytes};
     memcpy(s.uuid, g->info.uuid, sizeof s.uuid);
     return s;
 }
 
-static void snapshot(struct worker *w)
+static void snapshot(struct store_worker *w)
 {
     const struct planner *p = w->planner;
-    struct worker_stats s = {.totals = p->totals,
-                             .store_epoch = p->epoch,
-                             .decoder_epoch = p->attached ? p->decoder_epoch : 0,
-                             .attached = p->attached,
-                             .state = p->step.state,
-                             .step = p->step.step,
-                             .layers = p->layout.layers,
-                             .layers_resident = p->attached ? residency_layers(p) : p->layout.layers,
-                             .version = p->residency.version,
-                             .proposed = p->residency.proposed,
-                             .slabs = p->device.slabs,
-                             .slabs_free = p->device.free_count,
-                             .slabs_slots = p->device.slot_slabs,
-                             .slabs_staging = p->device.staging_slabs,
-                             .slab_bytes = p->device.slab_bytes,
-                             .page_bytes = p->device.page_bytes,
-                             .device_bytes = p->device.bytes,
-                             .blocks = p->blocks.blocks_max,
-                             .blocks_present = p->blocks.present,
-                             .blocks_free = p->blocks.free_count,
-                             .blocks_cached = p->prefix.cached,
-                             .answers_lost = w->answers_lost,
-                             .block_bytes = p->blocks.block_bytes,
-                             .arena_bytes = p->blocks.segment.bytes,
-                             .control_bytes = p->attached ? p->control.bytes : 0,
-                             .slots = p->params.header_slots,
-                             .staging_tokens = p->residency.staging_pages * BLOCK_TOKENS,
-                             .list_max = p->tables.header.list_max};
+    struct store_worker_stats s = {.totals = p->totals,
+                                   .store_epoch = p->epoch,
+                                   .decoder_epoch = p->attached ? p->decoder_epoch : 0,
+                                   .attached = p->attached,
+                                   .state = p->step.state,
+                                   .step = p->step.step,
+                                   .layers = p->layout.layers,
+                                   .layers_resident = p->attached ? residency_layers(p) : p->layout.layers,
+                                   .version = p->residency.version,
+                                   .proposed = p->residency.proposed,
+                                   .slabs = p->device.slabs,
+                                   .slabs_free = p->device.free_count,
+                                   .slabs_slots = p->device.slot_slabs,
+                                   .slabs_staging = p->device.staging_slabs,
+                                   .slab_bytes = p->device.slab_bytes,
+                                   .page_bytes = p->device.page_bytes,
+                                   .device_bytes = p->device.bytes,
+                                   .blocks = p->blocks.blocks_max,
+                                   .blocks_present = p->blocks.present,
+                                   .blocks_free = p->blocks.free_count,
+                                   .blocks_cached = p->prefix.cached,
+                                   .answers_lost = w->answers_lost,
+                                   .block_bytes = p->blocks.block_bytes,
+                                   .arena_bytes = p->blocks.segment.bytes,
+                                   .control_bytes = p->attached ? p->control.bytes : 0,
+                                   .slots = p->params.header_slots,
+                                   .staging_tokens = p->residency.staging_pages * BLOCK_TOKENS,
+                                   .list_max = p->tables.header.list_max};
     s.totals.blocks_evicted = p->prefix.evicted;
     for (uint32_t l = 0; l < p->layout.layers; l++)
         s.pages += p->device.layer_pages[l];
@@ -405,33 +408,49 @@ static void snapshot(struct worker *w)
     pthread_mutex_unlock(&w->mutex);
 }
 
-static void sleep_until_news(struct worker *w, int timeout_ms)
+/* On a GPU the next step follows at the heels of one that is consumed: to be woken would take longer than all
+ * that is left to do for its tables. */
+static bool step_is_near(const struct store_worker *w)
+{
+    const struct step *step = w->planner ? &w->planner->step : NULL;
+    return w->gpu && step && step->state == STEP_IDLE && step->kind == STEP_SPARSE &&
+           clock_now_ns() - step->ended_ns < PLANNER_NEAR_NS;
+}
+
+static void sleep_until_news(struct store_worker *w, int timeout_ms)
 {
     uint32_t step;
     struct control_flag *flag = w->planner ? planner_waits_for(w->planner, &step) : NULL;
-    if (flag) { /* the decoder raises it without a bell */
+    if (flag && timeout_ms > 0) { /* the decoder raises it without a bell */
         flag_wait(flag, step, clock_now_ns() + RUN_SLICE_NS, 0);
         return;
     }
     struct pollfd wait[2] = {{.fd = mailbox_fd(w->commands), .events = POLLIN},
                              {.fd = w->store_bell, .events = POLLIN}};
-    int r = poll(wait, w->store_bell >= 0 ? 2 : 1, timeout_ms);
+    nfds_t count = w->store_bell >= 0 ? 2 : 1;
+    int r = 0;
+    while (r == 0 && step_is_near(w))
+        r = poll(wait, count, 0);
+    if (r == 0 && w->planner)
+        step_write_owed(w->planner);
+    if (r == 0)
+        r = poll(wait, count, timeout_ms);
     CHECK(r >= 0 || errno == EINTR);
 }
 
-static void tell_failure(struct worker *w)
+static void tell_failure(struct store_worker *w)
 {
     const struct err *err = planner_error(w->planner);
     if (!err || w->failed)
         return;
     w->failed = true;
-    struct worker_answer *a = new_answer(WORKER_FAILED);
+    struct store_worker_answer *a = new_answer(STORE_WORKER_FAILED);
     a->error = *err;
     put_answer(w, a);
 }
 
 /* Does what can be done. Returns for how long the thread may sleep, in ms. */
-static int work(struct worker *w)
+static int work(struct store_worker *w)
 {
     struct planner *p = w->planner;
     planner_advance(p);
@@ -443,14 +462,17 @@ static int work(struct worker *w)
     snapshot(w);
     /* Filling pages that come back touches nothing that a step in flight reads. */
     bool more = !w->failed && p->step.state != STEP_STAGED && planner_idle(p, clock_now_ns());
-    if (planner_busy(p))
+    int64_t again = w->failed ? INT64_MAX : planner_reach(p, clock_now_ns());
+    if (again == 0)
+        return 0;
+    if (planner_busy(p) || again != INT64_MAX)
         return 1;
     return more ? 0 : HOUSEKEEPING_MS;
 }
 
 static void *worker_main(void *arg)
 {
-    struct worker *w = arg;
+    struct store_worker *w = arg;
     prctl(PR_SET_NAME, "planner");
     struct call *start = w->call;
     int r = gpu_named(w->device) ? device_gpu_open(&w->gpu, w->device, start->err) : 0;
@@ -459,7 +481,7 @@ static void *worker_main(void *arg)
     while (!w->stopping) {
         if (w->store_bell >= 0)
             doorbell_clear(w->store_bell); /* before the flags are read, so that no ring is lost */
-        struct worker_command *command;
+        struct store_worker_command *command;
         while (!w->stopping && (command = mailbox_take(w->commands)))
             do_command(w, command);
         sleep_until_news(w, w->planner ? work(w) : HOUSEKEEPING_MS);
@@ -469,10 +491,10 @@ static void *worker_main(void *arg)
     return NULL;
 }
 
-int worker_start(struct worker **ret, const struct planner_options *options, const char *device,
-                 struct err *err)
+int store_worker_start(struct store_worker **ret, const struct planner_options *options, const char *device,
+                       struct err *err)
 {
-    struct worker *w = mem_alloc(1, sizeof *w);
+    struct store_worker *w = mem_alloc(1, sizeof *w);
     struct call start = {.err = err};
     w->options = *options;
     w->device = device;
@@ -486,10 +508,10 @@ int worker_start(struct worker **ret, const struct planner_options *options, con
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&w->called, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    CHECK(pthread_create(&w->thread, NULL, worker_main, w) == 0);
+    thread_start(&w->thread, worker_main, w);
     int r = await(w, &start);
     if (r < 0)
-        worker_stop(&w);
+        store_worker_stop(&w);
     else
         *ret = w;
     return r;
@@ -497,25 +519,25 @@ int worker_start(struct worker **ret, const struct planner_options *options, con
 
 static void free_command(void *item)
 {
-    worker_command_free(item);
+    store_worker_command_free(item);
 }
 
 static void free_answer(void *item)
 {
-    worker_answer_free(item);
+    store_worker_answer_free(item);
 }
 
-void worker_stop(struct worker **worker)
+void store_worker_stop(struct store_worker **worker)
 {
-    struct worker *w = *worker;
+    struct store_worker *w = *worker;
     if (!w)
         return;
     *worker = NULL;
-    struct worker_command *stop = mem_alloc(1, sizeof *stop);
-    stop->kind = WORKER_STOP;
+    struct store_worker_command *stop = mem_alloc(1, sizeof *stop);
+    stop->kind = STORE_WORKER_STOP;
     w->stopping = true;
     if (mailbox_put(w->commands, stop) < 0) /* full: the thread is about to look */
-        worker_command_free(stop);
+        store_worker_command_free(stop);
     pthread_join(w->thread, NULL);
     mailbox_free(&w->commands, free_command);
     mailbox_free(&w->answers, free_answer);
@@ -524,22 +546,22 @@ void worker_stop(struct worker **worker)
     mem_free(&w);
 }
 
-int worker_put(struct worker *w, struct worker_command *command)
+int store_worker_put(struct store_worker *w, struct store_worker_command *command)
 {
     return mailbox_put(w->commands, command);
 }
 
-struct worker_answer *worker_take(struct worker *w)
+struct store_worker_answer *store_worker_take(struct store_worker *w)
 {
     return mailbox_take(w->answers);
 }
 
-int worker_fd(const struct worker *w)
+int store_worker_fd(const struct store_worker *w)
 {
     return mailbox_fd(w->answers);
 }
 
-void worker_stats(struct worker *w, struct worker_stats *ret)
+void store_worker_stats(struct store_worker *w, struct store_worker_stats *ret)
 {
     pthread_mutex_lock(&w->mutex);
     *ret = w->stats;

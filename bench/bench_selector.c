@@ -1,0 +1,185 @@
+/* The retriever's step without sockets: from the tokens of a batch to what TOPK carries, keys appended,
+ * scores, Top-K and changes included. Random ids, so the keys are noise.
+ *
+ *   bench_selector MODEL HEAD DEVICE [SEQUENCES [DEPTH [BUDGET [STEPS]]]]      (32, 32768, 2048, 100)
+ *
+ * Floor: the keys read once, at the rate of a copy in this device's memory; on the CPU none is printed. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "retriever/selector.h"
+
+enum { SINKS = 4, WINDOW = 64, STEPS_MAX = 1000, COPY_BYTES = 1 << 28, COPIES = 8 };
+
+struct bench {
+    struct selector *selector;
+    struct selector_result result;
+    uint32_t sequences, depth, budget, steps, vocab;
+    uint64_t random;
+    uint32_t step;
+};
+
+static uint32_t random_token(struct bench *b)
+{
+    b->random = b->random * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)((b->random >> 32) * b->vocab >> 32);
+}
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* `count` tokens of sequence s from `position` on; a selection for the last one. */
+static void prefill(struct bench *b, uint32_t s)
+{
+    uint32_t *tokens = mem_alloc(LIMIT_STEP_TOKENS, sizeof *tokens);
+    for (uint32_t at = 0; at < b->depth;) {
+        uint32_t n = b->depth - at < LIMIT_STEP_TOKENS ? b->depth - at : LIMIT_STEP_TOKENS;
+        struct msg_step_entry entry = {s + 1, s, at, n, 0};
+        for (uint32_t i = 0; i < n; i++)
+            tokens[i] = random_token(b);
+        selector_step(b->selector, ++b->step, &(struct msg_step){&entry, 1, {tokens, n}, {0}, 0}, &b->result);
+        CHECK(b->result.refusal_count == 0);
+        at += n;
+    }
+    mem_free(&tokens);
+}
+
+/* One token for every sequence. Returns its time in ms. */
+static double decode(struct bench *b, uint32_t position)
+{
+    struct msg_step_entry entries[LIMIT_SEQUENCES];
+    uint32_t tokens[LIMIT_SEQUENCES];
+    for (uint32_t s = 0; s < b->sequences; s++) {
+        entries[s] = (struct msg_step_entry){s + 1, s, position, 1, STEP_ENTRY_SELECT};
+        tokens[s] = random_token(b);
+    }
+    int64_t begin = clock_now_ns();
+    selector_step(b->selector, ++b->step, &(struct msg_step){entries, b->sequences, {tokens, b->sequences}},
+                  &b->result);
+    double ms = (double)(clock_now_ns() - begin) / 1e6;
+    CHECK(b->result.refusal_count == 0 && b->result.entry_count == b->sequences);
+    return ms;
+}
+
+/* Bytes a second, read and written. */
+static double copy_rate(const char *device)
+{
+    const struct gpu_api *api;
+    struct gpu *gpu = NULL;
+    struct CUstream_st *stream = NULL;
+    struct gpu_event *from = NULL, *to = NULL;
+    void *at = NULL;
+    float ms = 0;
+    CHECK(gpu_load(&api, NULL) == 0 && api->open(device, &gpu, NULL) == 0);
+    CHECK(api->stream_create(gpu, GPU_PRIORITY_NORMAL, &stream, NULL) == 0);
+    CHECK(api->alloc(gpu, 2 * (uint64_t)COPY_BYTES, &at, NULL) == 0);
+    CHECK(api->event_create(gpu, &from, NULL) == 0 && api->event_create(gpu, &to, NULL) == 0);
+    for (int i = 0; i <= COPIES; i++) { /* the first is not counted */
+        if (i == 1)
+            api->event_record(from, stream);
+        api->copy((uint8_t *)at + COPY_BYTES, at, COPY_BYTES, stream);
+    }
+    api->event_record(to, stream);
+    CHECK(api->stream_sync(stream) == 0 && api->event_elapsed(from, to, &ms) == 0);
+    api->event_free(&from);
+    api->event_free(&to);
+    api->free(gpu, at);
+    api->stream_free(gpu, &stream);
+    api->close(&gpu);
+    return 2.0 * COPIES * COPY_BYTES / (double)ms * 1e3;
+}
+
+static void report(struct bench *b, const struct head_config *h, const char *device)
+{
+    double ms[STEPS_MAX];
+    struct selector_stats before, after;
+    uint64_t changed = 0;
+    for (uint32_t i = 0; i < 4; i++) /* loads code, captures */
+        decode(b, b->depth + i);
+    selector_stats(b->selector, &before);
+    for (uint32_t i = 0; i < b->steps; i++) {
+        ms[i] = decode(b, b->depth + 4 + i);
+        changed += b->result.first[b->result.entry_count];
+    }
+    selector_stats(b->selector, &after);
+    qsort(ms, b->steps, sizeof ms[0], compare);
+    printf("%s: %" PRIu32 " sequences of %" PRIu32 ", %" PRIu32 " groups of %" PRIu32
+           " lists, budget %" PRIu32 "\n",
+           selector_backend(b->selector), b->sequences, b->depth, h->groups, h->kv_heads, b->budget);
+    printf("step: median %.3f ms, best %.3f, p99 %.3f; %.2f MB of changes; %" PRIu64 " of %" PRIu32
+           " as a graph\n",
+           ms[b->steps / 2], ms[0], ms[(size_t)b->steps * 99 / 100], (double)changed / b->steps * 4 / 1e6,
+           after.graph_steps - before.graph_steps, b->steps);
+    printf("of which: queue %.3f ms, until the results are there %.3f, handing on %.3f\n",
+           (double)(after.sum.append_ns - before.sum.append_ns) / b->steps / 1e6,
+           (double)(after.sum.score_ns - before.sum.score_ns) / b->steps / 1e6,
+           (double)(after.sum.encode_ns - before.sum.encode_ns) / b->steps / 1e6);
+    if (!gpu_named(device))
+        return;
+    double bytes = 2.0 * h->groups * h->kv_heads * h->head_dim * b->sequences * (b->depth + b->steps / 2.0);
+    double rate = copy_rate(device);
+    printf("floor: %.2f GB of keys at %.0f GB/s: %.3f ms\n", bytes / 1e9, rate / 1e9, bytes / rate * 1e3);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 4) {
+        fprintf(stderr, "usage: %s MODEL HEAD DEVICE [SEQUENCES [DEPTH [BUDGET [STEPS]]]]\n", argv[0]);
+        return 2;
+    }
+    struct err err = {0};
+    struct model *model = NULL;
+    struct head *head = NULL;
+    uint32_t numbers[] = {32, 32768, 2048, 100};
+    for (int i = 4; i < argc && i < 8; i++)
+        numbers[i - 4] = (uint32_t)strtoul(argv[i], NULL, 10);
+    struct bench b = {
+        .sequences = numbers[0], .depth = numbers[1], .budget = numbers[2], .steps = numbers[3]};
+    if (b.sequences < 1 || b.sequences > LIMIT_SEQUENCES || b.steps < 1 || b.steps > STEPS_MAX ||
+        b.depth < 1 || b.budget < SINKS + WINDOW + 1) {
+        fprintf(stderr, "%s: numbers out of range\n", argv[0]);
+        return 2;
+    }
+    int rc = model_open(argv[1], &model, &err);
+    if (rc == 0)
+        rc = head_open(argv[2], model, &head, &err);
+    if (rc == 0) {
+        struct selector_options o = {.device = argv[3],
+                                     .model = model,
+                                     .head = head,
+                                     .pool = head_config(head)->pool,
+                                     .context = b.depth + b.steps + 8,
+                                     .sequences = b.sequences,
+                                     .threads = (int)(sysconf(_SC_NPROCESSORS_ONLN) + 1) / 2};
+        b.vocab = head_config(head)->vocab;
+        rc = selector_create(&o, &b.selector, &err);
+    }
+    for (uint32_t s = 0; rc == 0 && s < b.sequences; s++) {
+        struct msg_open open = {.sequence = s + 1,
+                                .capacity = b.depth + b.steps + 8,
+                                .budget = b.budget,
+                                .sinks = SINKS,
+                                .window = WINDOW};
+        rc = selector_open(b.selector, &open, &err);
+        if (rc == 0)
+            prefill(&b, s);
+    }
+    if (rc == 0)
+        report(&b, head_config(head), argv[3]);
+    else
+        fprintf(stderr, "%s: %s\n", argv[0], err.text);
+    selector_result_free(&b.result);
+    selector_free(&b.selector);
+    head_free(&head);
+    model_free(&model);
+    return rc == 0 ? 0 : 1;
+}

@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""Where a step's time goes, from the stamps that the three processes took (base/trace.h).
+
+    SPECONTEXT_TRACE=FOLDER specontext bench ...      # or run: an empty folder that exists
+    bench/timeline.py FOLDER [--first N]
+
+For each event of a sparse step: when it came after the step was posted - median, 90th and 99th percentile, largest -
+over all steps that have it, without the first N (4) of each row of steps (steps that follow one another without a
+dense one, and without a pause longer than --gap ms). Then the same of the parts.
+With `previous` a selection is used by the step after.
+"""
+import argparse
+import glob
+import os
+import struct
+import sys
+
+EVENTS = ("posted told heard begun queued ranked compared answered sent topk topk_taken checked drafted seen "
+          "tables_early tables_late written write_back consumed launched released_early released_late ended").split()
+NAMES = {i + 1: name for i, name in enumerate(EVENTS)}
+PARTS = (("posted", "told"), ("told", "heard"), ("heard", "begun"), ("begun", "queued"), ("queued", "ranked"),
+         ("ranked", "compared"), ("compared", "answered"), ("answered", "sent"), ("sent", "topk"),
+         ("topk", "topk_taken"), ("topk_taken", "checked"), ("checked", "tables_late"), ("checked", "drafted"),
+         ("begun", "sent"), ("posted", "seen"), ("seen", "tables_early"), ("seen", "tables_late"),
+         ("tables_late", "released_late"), ("posted", "launched"), ("launched", "released_early"),
+         ("launched", "released_late"), ("released_late", "ended"), ("written", "write_back"),
+         ("write_back", "consumed"), ("ended", "written"))
+
+
+def read(path):
+    with open(path, "rb") as file:
+        data = file.read(16)
+        magic, count = struct.unpack("<8sQ", data)
+        if magic != b"SPTRACE1":
+            sys.exit(f"{path}: found {magic!r}, expected a trace")
+        data = file.read(16 * min(count, 1 << 20))
+    return [s for s in struct.iter_unpack("<qII", data) if s[0]]
+
+
+def steps_of(stamps):
+    """{step: {event: ns}}, the last stamp of each event."""
+    steps = {}
+    for ns, step, event in stamps:
+        steps.setdefault(step, {})[NAMES.get(event, str(event))] = ns
+    return steps
+
+
+def quantile(values, q):
+    return values[min(len(values) - 1, int(q * len(values)))] if values else float("nan")
+
+
+def line(name, ns):
+    us = sorted(v / 1000 for v in ns)
+    return (f"{name:32} {len(us):6} {quantile(us, .5):10.1f} {quantile(us, .9):10.1f} {quantile(us, .99):10.1f} "
+            f"{us[-1]:10.1f}")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder")
+    parser.add_argument("--first", type=int, default=4)
+    parser.add_argument("--gap", type=float, default=200)
+    parser.add_argument("--list", type=int, default=0, help="print so many steps of the last row, event by event")
+    parser.add_argument("--worst", type=int, default=0, help="and so many of those that waited longest")
+    args = parser.parse_args()
+    paths = sorted(glob.glob(os.path.join(args.folder, "*.trace")))
+    if not paths:
+        sys.exit(f"{args.folder}: no *.trace")
+    steps = steps_of([s for path in paths for s in read(path)])
+    sparse = [n for n in sorted(steps) if all(e in steps[n] for e in ("posted", "released_late", "tables_late"))]
+    rows, last = [], None
+    for n in sparse:
+        if last is None or n != last + 1 or steps[n]["posted"] - steps[last]["posted"] > args.gap * 1e6:
+            rows.append([])
+        rows[-1].append(n)
+        last = n
+    rows = [row for row in rows if len(row) > args.first]
+    used = [n for row in rows for n in row[args.first:]]
+    print(f"{len(used)} steps of {len(rows)} rows, without the first {args.first} of each; us")
+    print(f"{'after it was posted':32} {'steps':>6} {'median':>10} {'p90':>10} {'p99':>10} {'most':>10}")
+    for event in EVENTS:
+        ns = [steps[n][event] - steps[n]["posted"] for n in used if event in steps[n]]
+        if ns:
+            print(line(event, ns))
+    print("\nparts")
+    for a, b in PARTS:
+        ns = [steps[n][b] - steps[n][a] for n in used if a in steps[n] and b in steps[n]]
+        if ns:
+            print(line(f"{a} -> {b}", ns))
+    ns = [steps[n]["posted"] - steps[n - 1]["posted"] for row in rows for n in row[args.first:] if n - 1 in steps]
+    if ns:
+        print(line("step", ns))
+    def waited(n):
+        return steps[n]["released_late"] - steps[n].get("launched", steps[n]["posted"])
+
+    for n in [n for row in rows[-1:] for n in row][:args.list] + sorted(used, key=waited)[-args.worst:]:
+        at = sorted((ns - steps[n]["posted"], event) for event, ns in steps[n].items())
+        print(f"step {n}: " + " ".join(f"{event} {ns / 1000:.0f}" for ns, event in at))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+/* See variant.h. No state. */
+#include "eval/variant.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "base/parse.h"
+
+struct word {
+    const char *name, *value; /* NUL-terminated */
+};
+
+static bool choice_of(const char *value, const char *const *names, uint32_t count, uint32_t *ret)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (!strcmp(value, names[i])) {
+            *ret = i;
+            return true;
+        }
+    return false;
+}
+
+static bool share_of(const char *value, float *ret)
+{
+    double x;
+    bool ok = parse_double(value, 0, 1, &x) == 0;
+    *ret = ok ? (float)x : 0;
+    return ok;
+}
+
+static bool take(const struct word *w, struct variant *v)
+{
+    static const char *const pools[] = {"head", "max", "mean"};
+    static const char *const selections[] = {"current", "previous", "mixed"};
+    const struct {
+        const char *name;
+        uint32_t *to, most;
+    } numbers[] = {{"budget", &v->choice.budget, 1u << 24},
+                   {"max-budget", &v->choice.max_budget, 1u << 24},
+                   {"sinks", &v->choice.sinks, 4096},
+                   {"window", &v->choice.window, 65536}};
+    uint32_t selection;
+    for (uint32_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        if (!strcmp(w->name, numbers[i].name))
+            return parse_u32(w->value, 0, numbers[i].most, numbers[i].to) == 0;
+    if (!strcmp(w->name, "min-mass"))
+        return share_of(w->value, &v->choice.min_mass);
+    if (!strcmp(w->name, "top-p"))
+        return share_of(w->value, &v->choice.top_p);
+    if (!strcmp(w->name, "pool"))
+        return choice_of(w->value, pools, 3, &v->pool);
+    if (!strcmp(w->name, "selection") && choice_of(w->value, selections, 3, &selection)) {
+        v->selection = (enum selection_mode)selection;
+        return true;
+    }
+    size_t n = strlen(w->value);
+    if (strcmp(w->name, "head") != 0 || n >= sizeof v->head)
+        return false;
+    memcpy(v->head, w->value, n + 1);
+    return true;
+}
+
+int variant_parse(const char *text, const struct variant *base, struct variant *ret, struct err *err)
+{
+    char copy[1024];
+    size_t bytes = strlen(text);
+    *ret = *base;
+    ret->text = text;
+    if (bytes >= sizeof copy)
+        return err_set(err, -EINVAL, "--variant: found %zu bytes, expected at most %zu", bytes,
+                       sizeof copy - 1);
+    memcpy(copy, text, bytes + 1);
+    for (char *at = copy, *next; at; at = next) {
+        next = strchr(at, ',');
+        if (next)
+            *next++ = 0;
+        char *value = strchr(at, '=');
+        if (value)
+            *value++ = 0;
+        if (!value || !take(&(struct word){at, value}, ret))
+            return err_set(err, -EINVAL,
+                           "--variant: found '%s' of '%s', expected head=, budget=, max-budget=, sinks=, "
+                           "window=, pool=head|max|mean, selection=current|previous|mixed, min-mass=, top-p=",
+                           at, text);
+    }
+    const struct choice *c = &ret->choice;
+    if (c->budget <= c->sinks + c->window)
+        return err_set(err, -EINVAL,
+                       "--variant '%s': budget: found %u, expected more than sinks and window, %u", text,
+                       c->budget, c->sinks + c->window);
+    if (c->min_mass > 0 && c->max_budget == 0)
+        ret->choice.max_budget = 2 * c->budget; /* as run has it */
+    return 0;
+}

@@ -1,0 +1,25 @@
+/* One way to choose, as a text: "head=FILE,budget=1024,sinks=4,window=64,pool=mean,selection=previous,
+ * min-mass=0.9,max-budget=2048,top-p=0.95". What it leaves out is as in the base. */
+#ifndef EVAL_VARIANT_H
+#define EVAL_VARIANT_H
+
+#include <stdint.h>
+
+#include "base/err.h"
+#include "eval/sets.h"
+#include "proto/control.h"
+
+#define VARIANT_HEAD_BYTES 512u
+
+struct variant {
+    const char *text;              /* as given; NULL: made of other options */
+    char head[VARIANT_HEAD_BYTES]; /* as -H takes it; "": the first one */
+    uint32_t pool;                 /* 0 as the head recommends, 1 max, 2 mean */
+    struct choice choice;
+    enum selection_mode selection;
+};
+
+/* -EINVAL with one line. `text` is borrowed. */
+int variant_parse(const char *text, const struct variant *base, struct variant *ret, struct err *err);
+
+#endif
