@@ -46,7 +46,7 @@ static void prefill(struct bench *b, uint32_t s)
         struct msg_step_entry entry = {s + 1, s, at, n, 0};
         for (uint32_t i = 0; i < n; i++)
             tokens[i] = random_token(b);
-        selector_step(b->selector, ++b->step, &(struct msg_step){&entry, 1, {tokens, n}}, &b->result);
+        selector_step(b->selector, ++b->step, &(struct msg_step){&entry, 1, {tokens, n}, {0}, 0}, &b->result);
         CHECK(b->result.refusal_count == 0);
         at += n;
     }
