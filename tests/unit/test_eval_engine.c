@@ -370,7 +370,7 @@ static void test_hidden_states_are_kept(void **state)
     world_free(&w);
 }
 
-/* A head that looks at the model: the same weights however its tokens come, others without what it looks at. */
+/* A head that looks at the model: equal weights however its tokens come, others without those states. */
 static void test_looking_heads_are_fed(void **state)
 {
     enum { TOKENS = 150, AT = 120 };
