@@ -277,6 +277,8 @@ int pass_run(struct pass *f, const struct pass_entry *entries, uint32_t count,
     compute_embed(f->compute, f->x, &f->embedding, f->ids, n);
     account(f, &f->times.other);
     for (uint32_t l = 0; l < f->config->layers; l++) {
+        if (source->hidden)
+            source->hidden(source->arg, l, f->x);
         project(f, &f->layers[l], n);
         int r = source->layer(source->arg, l, f->kv, err);
         if (r < 0)
@@ -288,6 +290,8 @@ int pass_run(struct pass *f, const struct pass_entry *entries, uint32_t count,
         if (source->layer_done)
             source->layer_done(source->arg, l);
     }
+    if (source->hidden)
+        source->hidden(source->arg, f->config->layers, f->x);
     head(f, entries, count);
     return 0;
 }

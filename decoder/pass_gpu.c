@@ -465,7 +465,10 @@ static int queue_layer(struct pass_gpu *f, const struct pass_gpu_batch *b,
     const struct weights_gpu_layer *w = &f->weights->layers[layer];
     struct products p = products_of(f, w);
     struct pass_gpu_kv kv = {0};
-    int r = project(f, w, &p, b->n);
+    int r = source->hidden ? source->hidden(source->arg, layer, f->x.at, err) : 0;
+    if (r < 0)
+        return r;
+    r = project(f, w, &p, b->n);
     if (r < 0)
         return gpu_device_error(f->device, r, "queries", err);
     r = source->layer(source->arg, layer, &kv, err);
@@ -515,6 +518,9 @@ int pass_gpu_queue(struct pass_gpu *f, const struct pass_gpu_batch *b, const str
         if (r < 0)
             return r;
     }
+    r = source->hidden ? source->hidden(source->arg, f->config->layers, f->x.at, err) : 0;
+    if (r < 0)
+        return r;
     r = b->logits ? head(f, b) : 0;
     return r < 0 ? gpu_device_error(f->device, r, "logits", err) : 0;
 }

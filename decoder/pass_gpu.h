@@ -44,6 +44,8 @@ struct pass_gpu_source {
      * queued. */
     int (*layer)(void *arg, uint32_t layer, struct pass_gpu_kv *ret_kv, struct err *err);
     int (*layer_done)(void *arg, uint32_t layer, struct err *err);
+    /* As pass.h's; x is the device's. Queues what reads it. May be NULL. */
+    int (*hidden)(void *arg, uint32_t layer, const float *x, struct err *err);
     void *arg;
 };
 

@@ -130,6 +130,7 @@ int fakegpu_headnorm(const struct cuda_headnorm *, struct CUstream_st *);
 int fakegpu_swiglu(const struct cuda_swiglu *, struct CUstream_st *);
 int fakegpu_add(float *x, const float *y, uint64_t count, struct CUstream_st *);
 int fakegpu_narrow(void *out, enum dtype out_type, const float *x, uint64_t count, struct CUstream_st *);
+int fakegpu_put_rows(const struct cuda_put_rows *, struct CUstream_st *);
 int fakegpu_rope_angles(const struct cuda_rope_angles *, struct CUstream_st *);
 int fakegpu_rope(const struct cuda_rope *, struct CUstream_st *);
 int fakegpu_kv_write(const struct cuda_kv_write *, struct CUstream_st *);
