@@ -19,7 +19,7 @@ for budget in ${BUDGETS:-512 1024}; do
     done
     # Sinks, window and selections alter what is attended beside what the head picks.
     for change in pool=max sinks=0 sinks=16 window=16 window=256 selection=previous selection=mixed \
-        min-mass=0.9 min-mass=0.95 top-p=0.9 top-p=0.95; do
+        min-mass=0.9 min-mass=0.95 top-p=0.9 top-p=0.95 pins=0.25; do
         variants+=("$change,budget=$budget")
     done
 done

@@ -118,14 +118,30 @@ static void weigh_group(struct chooser *c, uint32_t g)
     }
 }
 
-void chooser_feed(struct chooser *c, const uint32_t *tokens, uint32_t count, bool weigh)
+bool chooser_looks(const struct chooser *c)
+{
+    return c->options.head && head_config(c->options.head)->features == HEAD_FEATURES_TARGET;
+}
+
+void chooser_feed(struct chooser *c, const uint32_t *tokens, uint32_t count, const float *features,
+                  bool weigh)
 {
     CHECK(count > 0 && count <= c->options.context - c->count);
+    uint32_t rows = chooser_looks(c) ? count - (c->count == 0) : 0;
+    float *own = NULL;
     c->count += count;
     if (!c->projection)
         return;
     struct projection_part part = {.keys = &c->keys, .tokens = tokens, .count = count, .query = weigh};
+    if (rows) {
+        const struct head_config *h = head_config(c->options.head);
+        own = mem_alloc((size_t)rows * h->feature_layer_count * h->feature_hidden, sizeof *own);
+        taps_gather(c->options.taps, c->options.head, features, rows, own);
+        part.features = own;
+        part.features_type = DTYPE_F32;
+    }
     projection_run(c->projection, &part, 1);
+    mem_free(&own);
     for (uint32_t g = 0; weigh && g < c->groups; g++)
         weigh_group(c, g);
 }

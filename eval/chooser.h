@@ -8,6 +8,7 @@
 #include "base/err.h"
 #include "compute/compute.h"
 #include "eval/sets.h"
+#include "eval/taps.h"
 #include "model/head.h"
 #include "model/model.h"
 #include "retriever/reach.h"
@@ -19,6 +20,7 @@ struct chooser_options {
     const struct head *head;   /* NULL: newest positions */
     enum head_pool pool;
     uint32_t context;
+    const struct taps *taps; /* that rows of features are made of; for heads that look at them */
 };
 
 /* -ENOTSUP for a head whose key heads are not as many as the model's. */
@@ -30,8 +32,13 @@ const uint32_t *chooser_group_of(const struct chooser *chooser); /* [layers of t
 
 void chooser_reset(struct chooser *chooser); /* forgets the sequence */
 
-/* Appends tokens (count > 0); with `weigh` the weights of the last one are computed. */
-void chooser_feed(struct chooser *chooser, const uint32_t *tokens, uint32_t count, bool weigh);
+/* Whether the head looks at hidden states of the model. */
+bool chooser_looks(const struct chooser *chooser);
+
+/* Appends tokens (count > 0); with `weigh` the weights of the last one are computed. `features`: rows of taps
+ * of the position before each token, for a head that looks at them; a sequence's first token has none. */
+void chooser_feed(struct chooser *chooser, const uint32_t *tokens, uint32_t count, const float *features,
+                  bool weigh);
 
 /* [positions so far], of the last token; valid until the next chooser_feed. `head` == number of KV heads: the
  * sum over all heads, for one set that all share. */

@@ -31,6 +31,8 @@ struct run {
     struct pages pages;
     struct bench *benches; /* [threads] */
     float *first;          /* [count][vocab]: logits behind each prompt, of the streams that computed one */
+    struct pins *pins;     /* [count] what the ends of those prompts looked at; empty: no lane wants it */
+    float **features;      /* [count] rows of taps of those prompts; NULL: nobody looks */
 };
 
 static void side_by_side(struct run *u, void (*body)(void *arg, int index, int thread))
@@ -61,14 +63,14 @@ static void take(struct run *u, uint32_t i, const float *logits, int thread)
     u->states[i].working = !u->states[i].unsound && !s->ended && s->out.count < s->tokens;
 }
 
-/* What the lane attends for the token that was taken last. */
-static void choose(struct run *u, uint32_t i)
+/* What the lane attends for the token that was taken last; `features`: of the position before it. */
+static void choose(struct run *u, uint32_t i, const float *features)
 {
     struct decode_stream *s = &u->streams[i];
     if (!s->lane || !u->states[i].working)
         return;
     uint32_t token = s->out.ids[s->out.count - 1], position = s->prompt_count + (uint32_t)s->out.count - 1;
-    chooser_feed(lane_chooser(s->lane), &token, 1, true);
+    chooser_feed(lane_chooser(s->lane), &token, 1, features, true);
     u->states[i].lists = lane_choose(s->lane, position);
 }
 
@@ -77,18 +79,22 @@ static void begin_stream(void *arg, int index, int thread)
     struct run *u = arg;
     uint32_t i = (uint32_t)index;
     struct decode_stream *s = &u->streams[i];
+    const float *features = u->features[u->states[i].of];
+    size_t last = (s->prompt_count - 1) * (size_t)taps_width(&u->engine->taps);
     s->out.count = 0;
     s->ended = false;
     if (s->lane) {
         bool prime = lane_needs_prime(s->lane);
         lane_restart(s->lane);
+        if (lane_wants_pins(s->lane))
+            lane_pin(s->lane, &u->pins[u->states[i].of]);
         chooser_reset(lane_chooser(s->lane));
-        chooser_feed(lane_chooser(s->lane), s->prompt, s->prompt_count, prime);
+        chooser_feed(lane_chooser(s->lane), s->prompt, s->prompt_count, features, prime);
         if (prime)
             lane_prime(s->lane, s->prompt_count - 1);
     }
     take(u, i, u->first + (size_t)u->states[i].of * u->engine->config->vocab, thread);
-    choose(u, i);
+    choose(u, i, features ? features + last : NULL);
 }
 
 static void go_on(void *arg, int index, int thread)
@@ -98,7 +104,18 @@ static void go_on(void *arg, int index, int thread)
     if (!u->states[i].working)
         return;
     take(u, i, engine_logits(u->engine, u->states[i].row), thread);
-    choose(u, i);
+    choose(u, i, taps_row(&u->engine->taps, u->states[i].row));
+}
+
+static int prefill(struct run *u, uint32_t i, struct err *err)
+{
+    const struct decode_stream *s = &u->streams[i];
+    bool pins = false;
+    for (uint32_t j = i; j < u->count; j++)
+        pins |= u->states[j].of == i && u->streams[j].lane && lane_wants_pins(u->streams[j].lane);
+    return pins ? pins_prefill(u->engine, &u->pages, i, s->prompt, s->prompt_count, u->features[i],
+                               &u->pins[i], err)
+                : engine_prefill(u->engine, &u->pages, i, s->prompt, s->prompt_count, u->features[i], err);
 }
 
 static int begin(struct run *u, struct err *err)
@@ -118,7 +135,8 @@ static int begin(struct run *u, struct err *err)
     for (uint32_t i = 0; i < u->count && !r; i++) {
         if (u->states[i].of != i)
             continue;
-        r = engine_prefill(u->engine, &u->pages, i, u->streams[i].prompt, u->streams[i].prompt_count, err);
+        u->features[i] = engine_features_alloc(u->engine, u->streams[i].prompt_count);
+        r = prefill(u, i, err);
         if (!r)
             memcpy(u->first + i * vocab, engine_logits(u->engine, 0), vocab * sizeof *u->first);
     }
@@ -126,6 +144,10 @@ static int begin(struct run *u, struct err *err)
         r = engine_fork(u->engine, &u->pages, err);
     if (!r)
         side_by_side(u, begin_stream);
+    for (uint32_t i = 0; i < u->count; i++) {
+        mem_free(&u->features[i]);
+        pins_free(&u->pins[i]);
+    }
     return r;
 }
 
@@ -165,6 +187,8 @@ int decode_run(struct engine *e, struct decode_stream *streams, uint32_t count, 
     int threads = pool_threads(compute_pool(e->compute));
     CHECK(count > 0 && count <= ENGINE_LANES);
     u.states = mem_alloc(count, sizeof *u.states);
+    u.features = mem_alloc(count, sizeof *u.features);
+    u.pins = mem_alloc(count, sizeof *u.pins);
     u.first = mem_alloc((size_t)count * e->config->vocab, sizeof *u.first);
     u.benches = mem_alloc((size_t)threads, sizeof *u.benches);
     for (int i = 0; i < threads; i++)
@@ -180,6 +204,8 @@ int decode_run(struct engine *e, struct decode_stream *streams, uint32_t count, 
         mem_free(&u.benches[i].logits);
     }
     mem_free(&u.benches);
+    mem_free(&u.features);
+    mem_free(&u.pins);
     mem_free(&u.first);
     mem_free(&u.states);
     engine_pages_free(e, &u.pages);

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "base/alloc.h"
 #include "base/check.h"
 #include "compute/gpu.h"
 #include "eval/engine_gpu.h"
@@ -41,6 +42,7 @@ int engine_open(const struct engine_options *o, struct engine *ret, struct err *
     if (r < 0)
         return r;
     ret->config = model_config(ret->model);
+    ret->taps = (struct taps){.hidden = ret->config->hidden, .tokens = ENGINE_CHUNK_MAX};
     if (model_vocab(ret->model))
         r = tokenizer_create(ret->model, &ret->tokenizer, err);
     if (!r)
@@ -57,6 +59,7 @@ void engine_close(struct engine *e)
     compute_free(&e->compute);
     pass_free(&e->pass);
     engine_gpu_close(&e->gpu);
+    taps_free(&e->taps);
     tokenizer_free(&e->tokenizer);
     model_free(&e->model);
     memset(e, 0, sizeof *e);
@@ -94,7 +97,7 @@ static int interrupted(struct err *err)
 }
 
 struct steps_source {
-    const struct engine *engine;
+    struct engine *engine;
     const struct engine_step *steps;
     uint32_t count;
 };
@@ -111,21 +114,28 @@ static int steps_layer(void *arg, uint32_t layer, struct pass_kv *kv, struct err
     return interrupted(err);
 }
 
+static void steps_hidden(void *arg, uint32_t layer, const float *x)
+{
+    const struct steps_source *s = arg;
+    taps_put(&s->engine->taps, layer, x, s->count);
+}
+
 int engine_steps(struct engine *e, const struct engine_step *steps, uint32_t count, struct err *err)
 {
     struct pass_entry entries[ENGINE_LANES];
     struct steps_source arg = {e, steps, count};
-    struct pass_source source = {.layer = steps_layer, .arg = &arg};
+    struct pass_source source = {
+        .layer = steps_layer, .hidden = e->taps.count ? steps_hidden : NULL, .arg = &arg};
     CHECK(count > 0 && count <= ENGINE_LANES);
     if (e->gpu)
-        return engine_gpu_steps(e->gpu, steps, count, err);
+        return engine_gpu_steps(e->gpu, &e->taps, steps, count, err);
     for (uint32_t i = 0; i < count; i++)
         entries[i] = (struct pass_entry){&steps[i].token, steps[i].position, 1, 1};
     return pass_run(e->pass, entries, count, &source, err);
 }
 
 struct dense_source {
-    const struct engine *engine;
+    struct engine *engine;
     const struct engine_chunk *chunk;
     const struct engine_watch *watch;
     struct kv_view view;
@@ -145,12 +155,21 @@ static void dense_layer_done(void *arg, uint32_t layer)
         s->watch->layer(s->watch->arg, s->engine, &s->view, layer, s->chunk->first, s->chunk->count);
 }
 
+static void dense_hidden(void *arg, uint32_t layer, const float *x)
+{
+    const struct dense_source *s = arg;
+    taps_put(&s->engine->taps, layer, x, s->chunk->count);
+}
+
 int engine_dense(struct engine *e, const struct engine_chunk *chunk, const struct engine_watch *watch,
                  struct err *err)
 {
     struct pass_entry entry = {chunk->tokens + chunk->first, chunk->first, chunk->count, chunk->logits};
     struct dense_source arg = {.engine = e, .chunk = chunk, .watch = watch};
-    struct pass_source source = {.layer = dense_layer, .layer_done = dense_layer_done, .arg = &arg};
+    struct pass_source source = {.layer = dense_layer,
+                                 .layer_done = dense_layer_done,
+                                 .hidden = e->taps.count ? dense_hidden : NULL,
+                                 .arg = &arg};
     int r =
         e->gpu ? engine_gpu_dense(e->gpu, e, chunk, watch, err) : pass_run(e->pass, &entry, 1, &source, err);
     if (!r && e->progress)
@@ -159,15 +178,23 @@ int engine_dense(struct engine *e, const struct engine_chunk *chunk, const struc
 }
 
 int engine_prefill(struct engine *e, const struct pages *pages, uint32_t sequence, const uint32_t *tokens,
-                   uint32_t count, struct err *err)
+                   uint32_t count, float *features, struct err *err)
 {
+    size_t width = taps_width(&e->taps);
     int r = 0;
     for (uint32_t at = 0; at < count && !r; at += e->chunk) {
         uint32_t n = count - at < e->chunk ? count - at : e->chunk;
         struct engine_chunk chunk = {pages, sequence, tokens, at, n, at + n == count};
         r = engine_dense(e, &chunk, NULL, err);
+        if (!r && features && width)
+            memcpy(features + at * width, taps_row(&e->taps, 0), n * width * sizeof *features);
     }
     return r;
+}
+
+float *engine_features_alloc(const struct engine *e, uint32_t tokens)
+{
+    return e->taps.count ? mem_alloc((size_t)tokens * taps_width(&e->taps), sizeof(float)) : NULL;
 }
 
 float *engine_logits(const struct engine *e, uint32_t row)

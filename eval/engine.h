@@ -9,6 +9,7 @@
 #include "base/err.h"
 #include "decoder/pass.h"
 #include "eval/pages.h"
+#include "eval/taps.h"
 #include "model/model.h"
 #include "model/tokenizer.h"
 
@@ -26,6 +27,7 @@ struct engine {
     struct compute *compute;     /* for all but the pass */
     int threads;
     uint32_t chunk;                      /* tokens of one dense call, at most */
+    struct taps taps;                    /* of the last call; taps_add before one */
     void (*progress)(uint32_t position); /* after each dense call: the position behind it; may be NULL */
 };
 
@@ -79,9 +81,13 @@ struct engine_chunk {
 int engine_dense(struct engine *engine, const struct engine_chunk *chunk, const struct engine_watch *watch,
                  struct err *err);
 
-/* engine_dense over tokens [0, count) of a sequence, logits of the last one. */
+/* engine_dense over tokens [0, count) of a sequence, logits of the last one. `features` (may be NULL): rows
+ * of taps of all tokens. */
 int engine_prefill(struct engine *engine, const struct pages *pages, uint32_t sequence,
-                   const uint32_t *tokens, uint32_t count, struct err *err);
+                   const uint32_t *tokens, uint32_t count, float *features, struct err *err);
+
+/* Room for rows of taps of so many tokens; NULL when no head looks at them. */
+float *engine_features_alloc(const struct engine *engine, uint32_t tokens);
 
 /* [vocab], rows of the last call; may be overwritten by the caller. */
 float *engine_logits(const struct engine *engine, uint32_t row);

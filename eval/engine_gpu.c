@@ -39,6 +39,8 @@ struct engine_gpu {
     float *logits;      /* pinned [rows][vocab] */
     float *queries;     /* pinned [tokens][stride]: queries, keys, values of the layer in work */
     uint64_t stride;
+    float *hidden; /* pinned [taps][tokens][hidden], when heads look at them */
+    uint32_t hidden_taps;
     uint8_t *mirror; /* pages of the layer in work */
     uint64_t mirror_bytes;
     uint64_t *mirror_at; /* [pages] */
@@ -140,6 +142,8 @@ void engine_gpu_close(struct engine_gpu **gpu)
             g->api->free_host(g->device->gpu, g->logits);
         if (g->queries)
             g->api->free_host(g->device->gpu, g->queries);
+        if (g->hidden)
+            g->api->free_host(g->device->gpu, g->hidden);
     }
     pass_gpu_free(&g->pass);
     weights_gpu_free(&g->weights);
@@ -245,6 +249,41 @@ static struct pass_gpu_batch batch_of(const struct engine_gpu *g, const struct p
                                    .logits = logits};
 }
 
+static float *hidden_of(const struct engine_gpu *g, uint32_t tap)
+{
+    return g->hidden + (size_t)tap * g->options.tokens * g->config->hidden;
+}
+
+static int open_hidden(struct engine_gpu *g, const struct taps *taps, struct err *err)
+{
+    if (g->hidden_taps >= taps->count)
+        return 0;
+    if (g->hidden)
+        g->api->free_host(g->device->gpu, g->hidden);
+    g->hidden = NULL;
+    uint64_t bytes = (uint64_t)taps->count * g->options.tokens * g->config->hidden * sizeof(float);
+    int r = pinned(g, bytes, &g->hidden, err);
+    g->hidden_taps = r < 0 ? 0 : taps->count;
+    return r;
+}
+
+/* x, n tokens that enter `layer`, on its way back where a head looks at it. */
+static int queue_hidden(struct engine_gpu *g, const struct taps *taps, uint32_t layer, const float *x,
+                        uint32_t n, struct err *err)
+{
+    int r = 0;
+    for (uint32_t i = 0; i < taps->count && r == 0; i++)
+        if (taps->layers[i] == layer)
+            r = queue_copy(g, hidden_of(g, i), x, (uint64_t)n * g->config->hidden * sizeof *x);
+    return r < 0 ? gpu_device_error(g->device, r, "hidden states", err) : 0;
+}
+
+static void take_hidden(const struct engine_gpu *g, struct taps *taps, uint32_t n)
+{
+    for (uint32_t i = 0; i < taps->count; i++)
+        taps_put(taps, taps->layers[i], hidden_of(g, i), n);
+}
+
 /* Queues the batch, and logits back; waits. */
 static int run(struct engine_gpu *g, const struct pass_gpu_batch *batch, const struct pass_gpu_source *source,
                struct err *err)
@@ -273,6 +312,7 @@ static int interrupted(struct err *err)
 /* Layers with the same lists make a region. */
 struct steps_source {
     struct engine_gpu *gpu;
+    struct taps *taps;
     const struct engine_step *steps;
     uint32_t count, rows; /* rows of the lists: sequences */
     uint32_t regions, region_of[LIMIT_LAYERS];
@@ -352,11 +392,20 @@ static int steps_layer(void *arg, uint32_t layer, struct pass_gpu_kv *ret_kv, st
     return interrupted(err);
 }
 
-int engine_gpu_steps(struct engine_gpu *g, const struct engine_step *steps, uint32_t count, struct err *err)
+static int steps_hidden(void *arg, uint32_t layer, const float *x, struct err *err)
+{
+    const struct steps_source *s = arg;
+    return queue_hidden(s->gpu, s->taps, layer, x, s->count, err);
+}
+
+int engine_gpu_steps(struct engine_gpu *g, struct taps *taps, const struct engine_step *steps, uint32_t count,
+                     struct err *err)
 {
     const struct pages *pages = steps[0].pages;
-    struct steps_source arg = {.gpu = g, .steps = steps, .count = count, .rows = pages->sequences};
-    struct pass_gpu_source source = {.layer = steps_layer, .arg = &arg};
+    struct steps_source arg = {
+        .gpu = g, .taps = taps, .steps = steps, .count = count, .rows = pages->sequences};
+    struct pass_gpu_source source = {
+        .layer = steps_layer, .hidden = taps->count ? steps_hidden : NULL, .arg = &arg};
     struct pass_gpu_batch batch = batch_of(g, pages, count, count);
     CHECK(count <= g->options.rows && pages->sequences <= g->options.rows);
     for (uint32_t i = 0; i < count; i++) {
@@ -366,20 +415,23 @@ int engine_gpu_steps(struct engine_gpu *g, const struct engine_step *steps, uint
         arg.sparse |= steps[i].lists != NULL;
         batch.count_max = steps[i].position + 1 > batch.count_max ? steps[i].position + 1 : batch.count_max;
     }
-    if (arg.sparse) {
+    int r = open_hidden(g, taps, err);
+    if (r == 0 && arg.sparse) {
         find_regions(&arg);
-        int r = put_lists(&arg, err);
-        if (r < 0)
-            return r;
+        r = put_lists(&arg, err);
     }
-    return run(g, &batch, &source, err);
+    if (r == 0)
+        r = run(g, &batch, &source, err);
+    if (r == 0)
+        take_hidden(g, taps, count);
+    return r;
 }
 
 /* ---- chunks -------------------------------------------------------------------------------------------- */
 
 struct dense_source {
     struct engine_gpu *gpu;
-    const struct engine *engine;
+    struct engine *engine;
     const struct engine_chunk *chunk;
     const struct engine_watch *watch;
 };
@@ -431,12 +483,20 @@ static int dense_layer_done(void *arg, uint32_t layer, struct err *err)
     return r;
 }
 
-int engine_gpu_dense(struct engine_gpu *g, const struct engine *engine, const struct engine_chunk *c,
+static int dense_hidden(void *arg, uint32_t layer, const float *x, struct err *err)
+{
+    const struct dense_source *s = arg;
+    return queue_hidden(s->gpu, &s->engine->taps, layer, x, s->chunk->count, err);
+}
+
+int engine_gpu_dense(struct engine_gpu *g, struct engine *engine, const struct engine_chunk *c,
                      const struct engine_watch *watch, struct err *err)
 {
     struct dense_source arg = {g, engine, c, watch};
-    struct pass_gpu_source source = {
-        .layer = dense_layer, .layer_done = watch ? dense_layer_done : NULL, .arg = &arg};
+    struct pass_gpu_source source = {.layer = dense_layer,
+                                     .layer_done = watch ? dense_layer_done : NULL,
+                                     .hidden = engine->taps.count ? dense_hidden : NULL,
+                                     .arg = &arg};
     struct pass_gpu_batch batch = batch_of(g, c->pages, c->count, c->logits);
     uint32_t *wanted = mem_alloc(c->logits, sizeof *wanted);
     CHECK(c->count <= g->options.tokens && c->logits <= g->options.rows);
@@ -451,7 +511,11 @@ int engine_gpu_dense(struct engine_gpu *g, const struct engine *engine, const st
     batch.span_max = c->count;
     batch.count_max = c->first + c->count;
     batch.wanted = wanted;
-    int r = run(g, &batch, &source, err);
+    int r = open_hidden(g, &engine->taps, err);
+    if (r == 0)
+        r = run(g, &batch, &source, err);
+    if (r == 0)
+        take_hidden(g, &engine->taps, c->count);
     mem_free(&wanted);
     return r;
 }

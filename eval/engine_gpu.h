@@ -27,9 +27,9 @@ void engine_gpu_pages_free(struct engine_gpu *gpu, struct pages *pages);
 int engine_gpu_fork(struct engine_gpu *gpu, const struct pages *pages, struct err *err);
 
 /* As engine_steps and engine_dense. All steps of a call are of the same pages. */
-int engine_gpu_steps(struct engine_gpu *gpu, const struct engine_step *steps, uint32_t count,
-                     struct err *err);
-int engine_gpu_dense(struct engine_gpu *gpu, const struct engine *engine, const struct engine_chunk *chunk,
+int engine_gpu_steps(struct engine_gpu *gpu, struct taps *taps, const struct engine_step *steps,
+                     uint32_t count, struct err *err);
+int engine_gpu_dense(struct engine_gpu *gpu, struct engine *engine, const struct engine_chunk *chunk,
                      const struct engine_watch *watch, struct err *err);
 
 float *engine_gpu_logits(const struct engine_gpu *gpu, uint32_t row);

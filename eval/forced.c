@@ -83,6 +83,7 @@ struct runner {
 struct feeder {
     const struct forced_text *text;
     struct chooser *chooser;
+    uint32_t runner; /* the first that takes from it; the only one when it looks at the model */
     bool prime;
 };
 
@@ -92,7 +93,9 @@ struct run {
     uint32_t text_count, lanes_each, runner_count, feeder_count;
     struct runner *runners; /* [texts][lanes] */
     struct feeder *feeders;
-    uint32_t offset; /* of the position in work from each text's `from` */
+    uint32_t offset;   /* of the position in work from each text's `from` */
+    struct pins *pins; /* [texts] what each prompt's end looked at; empty: no lane wants it */
+    float **features;  /* [texts] rows of taps of the prompt; NULL: nobody looks */
 };
 
 static void side_by_side(struct run *u, uint32_t count, void (*body)(void *arg, int index, int thread))
@@ -105,13 +108,15 @@ static bool at_work(const struct run *u, const struct forced_text *t)
     return t->from + u->offset < t->end;
 }
 
-static void add_feeder(struct run *u, const struct forced_text *text, struct lane *lane)
+static void add_feeder(struct run *u, uint32_t runner)
 {
+    struct lane *lane = u->runners[runner].lane;
     uint32_t i = 0;
     while (i < u->feeder_count && u->feeders[i].chooser != lane_chooser(lane))
         i++;
     if (i == u->feeder_count)
-        u->feeders[u->feeder_count++] = (struct feeder){text, lane_chooser(lane), false};
+        u->feeders[u->feeder_count++] =
+            (struct feeder){u->runners[runner].text, lane_chooser(lane), runner, false};
     u->feeders[i].prime |= lane_needs_prime(lane);
 }
 
@@ -121,7 +126,7 @@ static void begin_feeder(void *arg, int index, int thread)
     const struct feeder *f = &u->feeders[index];
     (void)thread;
     chooser_reset(f->chooser);
-    chooser_feed(f->chooser, f->text->tokens, f->text->from, f->prime);
+    chooser_feed(f->chooser, f->text->tokens, f->text->from, u->features[f->text - u->texts], f->prime);
 }
 
 static void begin_lane(void *arg, int index, int thread)
@@ -130,6 +135,8 @@ static void begin_lane(void *arg, int index, int thread)
     const struct runner *n = &u->runners[index];
     (void)thread;
     lane_restart(n->lane);
+    if (u->pins[n->text - u->texts].count && lane_wants_pins(n->lane))
+        lane_pin(n->lane, &u->pins[n->text - u->texts]);
     if (lane_needs_prime(n->lane))
         lane_prime(n->lane, n->text->from - 1);
 }
@@ -139,8 +146,15 @@ static void feed(void *arg, int index, int thread)
     const struct run *u = arg;
     const struct feeder *f = &u->feeders[index];
     (void)thread;
-    if (at_work(u, f->text))
-        chooser_feed(f->chooser, f->text->tokens + f->text->from + u->offset, 1, true);
+    if (!at_work(u, f->text))
+        return;
+    const float *features = NULL;
+    const struct taps *taps = &u->engine->taps;
+    if (chooser_looks(f->chooser))
+        features = u->offset
+                       ? taps_row(taps, u->runners[f->runner].row)
+                       : u->features[f->text - u->texts] + (f->text->from - 1) * (size_t)taps_width(taps);
+    chooser_feed(f->chooser, f->text->tokens + f->text->from + u->offset, 1, features, true);
 }
 
 static void choose(void *arg, int index, int thread)
@@ -172,14 +186,27 @@ static void begin(struct run *u, struct lane *const *lanes)
         const struct forced_text *t = &u->texts[i / u->lanes_each];
         CHECK(t->from >= 1 && t->end < t->count);
         u->runners[i] = (struct runner){.text = t, .lane = lanes[i]};
-        add_feeder(u, t, lanes[i]);
+        add_feeder(u, i);
     }
+    u->features = mem_alloc(u->text_count, sizeof *u->features);
+    u->pins = mem_alloc(u->text_count, sizeof *u->pins);
+}
+
+/* The prompts are computed, where a model is. */
+static void begin_choosing(struct run *u)
+{
     side_by_side(u, u->feeder_count, begin_feeder);
     side_by_side(u, u->runner_count, begin_lane);
 }
 
 static void end(struct run *u)
 {
+    for (uint32_t t = 0; t < u->text_count; t++) {
+        mem_free(&u->features[t]);
+        pins_free(&u->pins[t]);
+    }
+    mem_free(&u->features);
+    mem_free(&u->pins);
     mem_free(&u->runners);
     mem_free(&u->feeders);
 }
@@ -234,8 +261,16 @@ static int prefill(struct run *u, struct pages *pages, struct err *err)
             .positions = t->end, .shared = s < u->text_count ? 0 : t->from, .of = s % u->text_count};
     }
     int r = engine_pages(u->engine, sequences, count, pages, err);
-    for (uint32_t t = 0; t < u->text_count && !r; t++)
-        r = engine_prefill(u->engine, pages, t, u->texts[t].tokens, u->texts[t].from, err);
+    bool pins = false;
+    for (uint32_t i = 0; i < u->runner_count; i++)
+        pins |= lane_wants_pins(u->runners[i].lane);
+    for (uint32_t t = 0; t < u->text_count && !r; t++) {
+        const struct forced_text *text = &u->texts[t];
+        u->features[t] = engine_features_alloc(u->engine, text->from);
+        r = pins ? pins_prefill(u->engine, pages, t, text->tokens, text->from, u->features[t], &u->pins[t],
+                                err)
+                 : engine_prefill(u->engine, pages, t, text->tokens, text->from, u->features[t], err);
+    }
     return r ? r : engine_fork(u->engine, pages, err);
 }
 
@@ -247,6 +282,8 @@ int forced_run(struct engine *e, const struct forced_text *texts, uint32_t text_
     CHECK(text_count > 0 && lanes_each > 0 && text_count * (1 + lanes_each) <= ENGINE_LANES);
     begin(&u, lanes);
     int r = prefill(&u, &pages, err);
+    if (!r)
+        begin_choosing(&u);
     for (; !r && any_at_work(&u); u.offset++) {
         r = step(&u, &pages, err);
         if (!r && e->progress)
@@ -266,6 +303,7 @@ void forced_choose_only(struct engine *e, const struct forced_text *texts, uint3
 {
     struct run u = {.engine = e, .texts = texts, .text_count = text_count, .lanes_each = lanes_each};
     begin(&u, lanes);
+    begin_choosing(&u);
     for (; any_at_work(&u); u.offset++) {
         side_by_side(&u, u.feeder_count, feed);
         side_by_side(&u, u.runner_count, choose);

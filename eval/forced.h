@@ -42,7 +42,8 @@ struct forced_mean forced_mean(double sum, double squares, uint64_t n);
 int forced_run(struct engine *engine, const struct forced_text *texts, uint32_t text_count,
                struct lane *const *lanes, uint32_t lanes_each, struct forced_sums *sums, struct err *err);
 
-/* The same for sets alone, without the model: what lanes count about overlap and loading. */
+/* The same for sets alone, without the model: what lanes count about overlap and loading. No chooser looks
+ * at the model's hidden states. */
 void forced_choose_only(struct engine *engine, const struct forced_text *texts, uint32_t text_count,
                         struct lane *const *lanes, uint32_t lanes_each);
 

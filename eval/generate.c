@@ -118,7 +118,7 @@ static int judge_family(struct generating *g, const struct family *f, const stru
             (struct pages_sequence){o->long_prompt + o->long_generation, i ? o->long_prompt : 0, 0};
     int r = engine_pages(e, sequences, g->each, &pages, err);
     if (!r)
-        r = engine_prefill(e, &pages, 0, f->prompt, o->long_prompt, err);
+        r = engine_prefill(e, &pages, 0, f->prompt, o->long_prompt, NULL, err);
     if (!r)
         r = engine_fork(e, &pages, err);
     double full = 0, loss = 0;

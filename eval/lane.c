@@ -20,6 +20,8 @@ struct lane {
     uint32_t *items;                        /* [2 * lists][longest + 1] */
     struct attn_list *attended;             /* [2 * lists]: the late ones, then the early ones */
     struct reach_scratch scratch;
+    struct positions *pins; /* [lists] attended in all sets of this sequence */
+    float *weights;         /* [capacity], with pins */
     struct lane_counts counts;
     struct kv_layout layout;
     struct elastic loaders[LANE_LOADERS];
@@ -83,6 +85,8 @@ struct lane *lane_create(const struct lane_options *o)
     n->lists = n->groups * n->heads;
     n->picks = mem_alloc(n->lists, sizeof *n->picks);
     n->before = mem_alloc(n->lists, sizeof *n->before);
+    n->pins = mem_alloc(n->lists, sizeof *n->pins);
+    n->weights = mem_alloc(o->pins > 0 ? o->capacity : 0, sizeof *n->weights);
     n->items = mem_alloc(2ull * n->lists * (n->longest + 1), sizeof *n->items);
     n->attended = mem_alloc(2ull * n->lists, sizeof *n->attended);
     n->scratch.topk = mem_alloc(o->capacity, sizeof *n->scratch.topk);
@@ -104,9 +108,12 @@ void lane_free(struct lane **lane)
     for (uint32_t i = 0; i < n->lists; i++) {
         positions_free(&n->picks[i]);
         positions_free(&n->before[i]);
+        positions_free(&n->pins[i]);
     }
     mem_free(&n->picks);
     mem_free(&n->before);
+    mem_free(&n->pins);
+    mem_free(&n->weights);
     mem_free(&n->group_of);
     mem_free(&n->items);
     mem_free(&n->attended);
@@ -123,6 +130,49 @@ void lane_restart(struct lane *n)
     loaders_free(n);
     loaders_init(n);
     n->has = false;
+    for (uint32_t i = 0; i < n->lists; i++)
+        n->pins[i].count = 0;
+}
+
+bool lane_wants_pins(const struct lane *n)
+{
+    return n->options.pins > 0;
+}
+
+/* The best positions of the prompt for list i, as many as the share of the picked ones says. */
+static void pin(struct lane *n, uint32_t i, const struct pins *p)
+{
+    const struct choice *c = &n->options.choice;
+    uint32_t early = n->options.pin_layers, k = c->budget - c->sinks - c->window - 1;
+    memset(n->weights, 0, p->count * sizeof *n->weights);
+    for (uint32_t l = 0; l < p->layers; l++) {
+        const float *from = p->weights + ((size_t)l * p->heads + i % n->heads) * p->count;
+        if (early ? l < early : chooser_group_of(n->options.chooser)[l] == i / n->heads)
+            for (uint32_t at = 0; at < p->count; at++)
+                n->weights[at] += from[at];
+    }
+    struct span span = sets_span(c, p->count - 1);
+    uint32_t most = (uint32_t)((float)k * n->options.pins);
+    span.most = most < span.most ? most : span.most;
+    sets_pick(&n->pins[i], n->weights, &span, n->scratch.topk);
+}
+
+void lane_pin(struct lane *n, const struct pins *p)
+{
+    CHECK(lane_wants_pins(n) && p->count <= n->options.capacity);
+    for (uint32_t i = 0; i < n->lists; i++)
+        pin(n, i, p);
+}
+
+/* What is pinned, and the head's best of the others. */
+static void pick_beside_pins(struct lane *n, uint32_t i)
+{
+    uint32_t count = n->span.position + 1;
+    const float *weights = chooser_weights(n->options.chooser, i / n->heads, i % n->heads);
+    memcpy(n->weights, weights, count * sizeof *weights);
+    for (uint32_t j = 0; j < n->pins[i].count; j++)
+        n->weights[n->pins[i].at[j]] = INFINITY;
+    sets_pick(&n->picks[i], n->weights, &n->span, n->scratch.topk);
 }
 
 /* Rows of all layers that the set in use names, and those of them that had to be loaded. */
@@ -172,8 +222,11 @@ static void pick(struct lane *n, uint32_t position)
     n->span_before = n->span;
     n->span = sets_span(&n->options.choice, position);
     for (uint32_t i = 0; i < n->lists; i++) {
-        chooser_pick(n->options.chooser, i / n->heads, i % n->heads, &n->options.choice, &n->span,
-                     &n->scratch, &n->picks[i]);
+        if (lane_wants_pins(n))
+            pick_beside_pins(n, i);
+        else
+            chooser_pick(n->options.chooser, i / n->heads, i % n->heads, &n->options.choice, &n->span,
+                         &n->scratch, &n->picks[i]);
         if (n->has) {
             n->counts.common += sets_common(&n->picks[i], &n->before[i]);
             n->counts.selected += n->picks[i].count;

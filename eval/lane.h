@@ -9,6 +9,7 @@
 #include "base/err.h"
 #include "compute/compute.h"
 #include "eval/chooser.h"
+#include "eval/pins.h"
 #include "eval/sets.h"
 #include "proto/control.h"
 
@@ -19,6 +20,8 @@ struct lane_options {
     struct chooser *chooser; /* borrowed */
     struct choice choice;
     enum selection_mode selection; /* mixed: the first third of the layers takes the previous set */
+    float pins;                    /* share of the picked positions; see pins.h */
+    uint32_t pin_layers;           /* 0: those of each group */
     uint32_t capacity;             /* positions */
     bool loads;                    /* count what elastic loading loads */
 };
@@ -49,6 +52,10 @@ void lane_restart(struct lane *lane);
  * the set it makes is the first that is used. */
 bool lane_needs_prime(const struct lane *lane);
 void lane_prime(struct lane *lane, uint32_t position);
+
+/* Whether it keeps what a prompt's end looked at: then lane_pin comes behind lane_restart. */
+bool lane_wants_pins(const struct lane *lane);
+void lane_pin(struct lane *lane, const struct pins *pins);
 
 /* The sets that the newest token, at `position`, attends; [lists of the group][kv_heads], valid until the
  * next call. The chooser holds that token's weights. */

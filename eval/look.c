@@ -94,11 +94,16 @@ int look_run(struct engine *e, const struct pages *pages, const struct look_text
             .weights = mem_alloc_aligned((size_t)c->layers * c->kv_heads * stride, sizeof(float))};
     int r = 0;
     for (uint32_t at = 0, next = 0; at < t->count && !r;) {
-        struct engine_chunk chunk = {.pages = pages, .tokens = t->tokens, .first = at};
+        struct engine_chunk chunk = {
+            .pages = pages, .sequence = t->sequence, .tokens = t->tokens, .first = at};
         chunk.count = chunk_length(t, e->chunk, at, next, &w.count);
+        chunk.logits = at + chunk.count == t->count ? t->logits : 0;
         for (uint32_t i = 0; i < w.count; i++)
             w.looks[i].position = t->positions[next + i];
         r = engine_dense(e, &chunk, w.count ? &watch : NULL, err);
+        size_t width = taps_width(&e->taps);
+        if (!r && t->features && width)
+            memcpy(t->features + at * width, taps_row(&e->taps, 0), chunk.count * width * sizeof(float));
         for (uint32_t i = 0; i < w.count && !r; i++)
             take(arg, &w.looks[i]);
         next += w.count;

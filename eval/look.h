@@ -26,14 +26,17 @@ static inline const float *look_weights(const struct look *look, uint32_t layer,
 void look_mean(float *ret, const struct look *look, uint32_t first, uint32_t end);
 
 struct look_text {
+    uint32_t sequence; /* of the pages */
     const uint32_t *tokens;
     uint32_t count;
     const uint32_t *positions; /* ascending, below count */
     uint32_t position_count;
+    float *features; /* rows of taps of all tokens, filled up to the chunk in work; may be NULL */
+    uint32_t logits; /* of the last so many tokens of the last chunk */
 };
 
 /* Calls `take` for each position, ascending; the look is valid during the call. `pages` has room for the text
- * in sequence 0, which is filled. 0 or what the engine returned. */
+ * in its sequence, which is filled. 0 or what the engine returned. */
 int look_run(struct engine *engine, const struct pages *pages, const struct look_text *text,
              void (*take)(void *arg, const struct look *look), void *arg, struct err *err);
 

@@ -60,7 +60,8 @@ static uint32_t sample(const struct session *s, const struct session_text *t, ui
 struct taker {
     struct measure *measure;
     const struct look *look;
-    uint32_t fed; /* tokens that the choosers have */
+    uint32_t fed;          /* tokens that the choosers have */
+    const float *features; /* rows of taps of the text; NULL: none */
 };
 
 /* The first way with the same chooser. */
@@ -78,11 +79,15 @@ static void feed_way(void *arg, int index, int thread)
     const struct measure *m = t->measure;
     uint32_t way = (uint32_t)index;
     (void)thread;
+    size_t width = taps_width(&m->session->engine.taps);
+    const float *features = t->features ? t->features + (t->fed ? t->fed - 1 : 0) * width : NULL;
     if (first_alike(m->session, way) == way)
-        chooser_feed(m->choosers[way], m->text->tokens.ids + t->fed, t->look->position + 1 - t->fed, true);
+        chooser_feed(m->choosers[way], m->text->tokens.ids + t->fed, t->look->position + 1 - t->fed, features,
+                     true);
 }
 
-/* Masses of one way, in all contexts that the position counts in. Sets of the token before are not there. */
+/* Masses of one way, in all contexts that the position counts in. Sets of the token before, and
+ * those that a prompt's end has a part in, are not there. */
 static void add_way(void *arg, int index, int thread)
 {
     const struct taker *t = arg;
@@ -90,7 +95,7 @@ static void add_way(void *arg, int index, int thread)
     const struct session *s = m->session;
     uint32_t way = (uint32_t)index, position = t->look->position;
     (void)thread;
-    if (s->ways[way].variant->selection != SELECTION_CURRENT)
+    if (s->ways[way].variant->selection != SELECTION_CURRENT || s->ways[way].variant->pins > 0)
         return;
     for (uint32_t c = 0; c < s->contexts.count; c++) {
         uint32_t from = from_of(s, s->contexts.at[c]), end = s->contexts.at[c];
@@ -125,6 +130,7 @@ static int look_at(struct measure *m, struct err *err)
     int r = 0;
     if (text.position_count) {
         text.count = positions[text.position_count - 1] + 1;
+        taker.features = text.features = engine_features_alloc(&s->engine, text.count);
         session_say("%s: attention of %" PRIu32 " positions up to %" PRIu32, m->text->name,
                     text.position_count, text.count - 1);
         for (uint32_t i = 0; i < m->lanes; i++)
@@ -134,6 +140,7 @@ static int look_at(struct measure *m, struct err *err)
             r = look_run(&s->engine, &pages, &text, take, &taker, err);
         engine_pages_free(&s->engine, &pages);
     }
+    mem_free(&text.features);
     mem_free(&positions);
     return r;
 }

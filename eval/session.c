@@ -186,6 +186,19 @@ static int open_ways(struct session *s, struct err *err)
     return r;
 }
 
+/* Hidden states that heads look at are kept from now on. */
+static int open_taps(struct session *s, struct err *err)
+{
+    int r = 0;
+    for (uint32_t i = 0; i < s->head_count && !r; i++)
+        if (s->heads[i].head)
+            r = taps_add(&s->engine.taps, s->heads[i].head, s->engine.config->layers, err);
+    if (!r && s->engine.taps.count && s->options->no_forced)
+        r = err_set(err, -EINVAL,
+                    "--no-forced: a head looks at the model's hidden states, which need the model");
+    return r;
+}
+
 static int open_parts(struct session *s, struct err *err)
 {
     const struct eval_options *o = s->options;
@@ -196,6 +209,8 @@ static int open_parts(struct session *s, struct err *err)
         r = open_head(s, o->heads.at[i], err);
     if (!r)
         r = open_ways(s, err);
+    if (!r)
+        r = open_taps(s, err);
     for (uint32_t i = 0; i < o->files.count && !r; i++)
         r = open_text(s, o->files.at[i], err);
     return r ? r : fill_context(s, err);
@@ -251,7 +266,8 @@ int session_chooser(struct session *s, uint32_t way, struct chooser **ret, struc
 {
     const struct session_way *w = &s->ways[way];
     const struct head *head = s->heads[w->head].head;
-    struct chooser_options options = {.model = s->engine.model, .head = head, .context = s->context};
+    struct chooser_options options = {
+        .model = s->engine.model, .head = head, .context = s->context, .taps = &s->engine.taps};
     if (head)
         options.pool = w->variant->pool ? (enum head_pool)(w->variant->pool - 1) : head_config(head)->pool;
     return chooser_create(&options, ret, err);
@@ -260,7 +276,9 @@ int session_chooser(struct session *s, uint32_t way, struct chooser **ret, struc
 bool session_alike(const struct session *s, uint32_t way, uint32_t other)
 {
     const struct session_way *a = &s->ways[way], *b = &s->ways[other];
-    return a->head == b->head && a->variant->pool == b->variant->pool;
+    const struct head *head = s->heads[a->head].head;
+    bool looks = head && head_config(head)->features == HEAD_FEATURES_TARGET;
+    return way == other || (!looks && a->head == b->head && a->variant->pool == b->variant->pool);
 }
 
 int session_lanes(struct session *s, const struct session_lanes_options *o, struct session_lanes *ret,
@@ -288,6 +306,8 @@ int session_lanes(struct session *s, const struct session_lanes_options *o, stru
                                        .chooser = chooser,
                                        .choice = s->ways[way].variant->choice,
                                        .selection = s->ways[way].variant->selection,
+                                       .pins = s->ways[way].variant->pins,
+                                       .pin_layers = s->ways[way].variant->pin_layers,
                                        .capacity = o->capacity,
                                        .loads = o->loads};
         ret->at[ret->count++] = lane_create(&options);

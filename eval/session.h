@@ -50,7 +50,7 @@ void session_close(struct session *session); /* accepts a zeroed object */
 /* A chooser for a way, for the session's context. */
 int session_chooser(struct session *session, uint32_t way, struct chooser **ret, struct err *err);
 
-/* Whether two ways can share a chooser. */
+/* Whether two ways can share a chooser: not when what it looks at follows from the sets. */
 bool session_alike(const struct session *session, uint32_t way, uint32_t other);
 
 /* `families` times a lane for each way, `capacity` positions each. With `apart` each lane has a chooser of

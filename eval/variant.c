@@ -39,7 +39,8 @@ static bool take(const struct word *w, struct variant *v)
     } numbers[] = {{"budget", &v->choice.budget, 1u << 24},
                    {"max-budget", &v->choice.max_budget, 1u << 24},
                    {"sinks", &v->choice.sinks, 4096},
-                   {"window", &v->choice.window, 65536}};
+                   {"window", &v->choice.window, 65536},
+                   {"pin-layers", &v->pin_layers, 65536}};
     uint32_t selection;
     for (uint32_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         if (!strcmp(w->name, numbers[i].name))
@@ -48,6 +49,8 @@ static bool take(const struct word *w, struct variant *v)
         return share_of(w->value, &v->choice.min_mass);
     if (!strcmp(w->name, "top-p"))
         return share_of(w->value, &v->choice.top_p);
+    if (!strcmp(w->name, "pins"))
+        return share_of(w->value, &v->pins);
     if (!strcmp(w->name, "pool"))
         return choice_of(w->value, pools, 3, &v->pool);
     if (!strcmp(w->name, "selection") && choice_of(w->value, selections, 3, &selection)) {
@@ -79,16 +82,20 @@ int variant_parse(const char *text, const struct variant *base, struct variant *
         if (value)
             *value++ = 0;
         if (!value || !take(&(struct word){at, value}, ret))
-            return err_set(err, -EINVAL,
-                           "--variant: found '%s' of '%s', expected head=, budget=, max-budget=, sinks=, "
-                           "window=, pool=head|max|mean, selection=current|previous|mixed, min-mass=, top-p=",
-                           at, text);
+            return err_set(
+                err, -EINVAL,
+                "--variant: found '%s' of '%s', expected head=, budget=, max-budget=, sinks=, "
+                "window=, pool=head|max|mean, selection=current|previous|mixed, min-mass=, top-p=, pins=, "
+                "pin-layers=",
+                at, text);
     }
     const struct choice *c = &ret->choice;
     if (c->budget <= c->sinks + c->window)
         return err_set(err, -EINVAL,
                        "--variant '%s': budget: found %u, expected more than sinks and window, %u", text,
                        c->budget, c->sinks + c->window);
+    if (ret->pins > 0 && (c->min_mass > 0 || c->top_p > 0))
+        return err_set(err, -EINVAL, "--variant '%s': pins do not go with lists by mass", text);
     if (c->min_mass > 0 && c->max_budget == 0)
         ret->choice.max_budget = 2 * c->budget; /* as run has it */
     return 0;

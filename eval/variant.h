@@ -1,5 +1,5 @@
 /* One way to choose, as a text: "head=FILE,budget=1024,sinks=4,window=64,pool=mean,selection=previous,
- * min-mass=0.9,max-budget=2048,top-p=0.95". What it leaves out is as in the base. */
+ * min-mass=0.9,max-budget=2048,top-p=0.95,pins=0.25,pin-layers=4". What it leaves out is as in the base. */
 #ifndef EVAL_VARIANT_H
 #define EVAL_VARIANT_H
 
@@ -17,6 +17,8 @@ struct variant {
     uint32_t pool;                 /* 0 as the head recommends, 1 max, 2 mean */
     struct choice choice;
     enum selection_mode selection;
+    float pins;          /* share of the picked positions that is kept for what the prompt's end looked at */
+    uint32_t pin_layers; /* looked at in the first so many layers; 0: in those of each group */
 };
 
 /* -EINVAL with one line. `text` is borrowed. */

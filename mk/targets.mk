@@ -104,7 +104,7 @@ ablation: deps model
 	    --plot build/eval/mass.svg --json-file build/eval/ablation.json $(EVAL_ALL)
 eval: ablation
 	$(Q)build/bin/specontext eval -m $(BENCH_MODEL) -H $(EVAL_HEAD) -H bootstrap -H newest --budget 1024 --tasks all \
-	    --items 500 --task-floor 0.5 --task-context 2048,4096 --json-file build/eval/tasks.json $(EVAL_ALL)
+	    --items 130 --task-floor 0.5 --task-context 2048,4096 --json-file build/eval/tasks.json $(EVAL_ALL)
 	$(Q)build/bin/specontext eval -m $(BENCH_MODEL) -H $(EVAL_HEAD) -H newest --budget 512,1024 $(EVAL_TEXTS:%=-f %) \
 	    --no-texts --long-generation 6144 --long-prompt 2048 --long-prompts 2 --long-seeds 1 \
 	    --json-file build/eval/long.json $(EVAL_ALL)

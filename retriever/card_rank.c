@@ -283,6 +283,13 @@ static void pick_by_mass(struct card *c, const struct rank_item *items, const st
     }
 }
 
+/* Changes that there is room for in one of the two places where results land, or in both together. */
+static uint64_t room_of(const struct card *c, bool whole)
+{
+    uint64_t room = c->sizes.changes / sizeof *c->changes;
+    return whole ? room : room / 2 / 4 * 4;
+}
+
 /* Hands on what one query's set changed by; returns the place of the next one's. */
 static const uint32_t *hand_on(const struct card *c, const struct rank_item *items, uint32_t query,
                                const uint32_t *positions, const struct card_sink *sink)
@@ -292,6 +299,7 @@ static const uint32_t *hand_on(const struct card *c, const struct rank_item *ite
                                    .positions = positions};
     for (uint32_t i = 0; i < 2 * lists; i++)
         changes.total += changes.counts[i];
+    CHECK(changes.total <= (uint64_t)(c->host_changes + room_of(c, true) - positions));
     for (uint32_t g = 0; g < groups; g++)
         for (uint32_t h = 0; h < c->config->kv_heads; h++)
             collect_mass(c, &items[(uint64_t)query * groups + g], g, query, h);
@@ -320,13 +328,6 @@ static void queue_flight(struct card *c, const struct rank_item *items, const st
 }
 
 /* ---- what comes back ---- */
-
-/* Changes that there is room for in one of the two places where results land, or in both together. */
-static uint64_t room_of(const struct card *c, bool whole)
-{
-    uint64_t room = c->sizes.changes / sizeof *c->changes;
-    return whole ? room : room / 2 / 4 * 4;
-}
 
 /* What the sets of a flight changed by, and all counts and masses, to the host; `second`: the place where
  * they land. Then the ticket. */

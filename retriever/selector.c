@@ -561,7 +561,7 @@ static void copy_changes(void *arg, int index, int thread)
     const struct selector *s = arg;
     const struct work *w = &s->work[s->landed + (uint32_t)index];
     (void)thread;
-    if (w->from)
+    if (w->count && w->from) /* a result of no position at all has no room for one */
         memcpy(s->result->positions + w->at, w->from, w->count * sizeof *w->from);
 }
 

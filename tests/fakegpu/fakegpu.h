@@ -9,7 +9,8 @@
  * Environment: SPECONTEXT_FAKEGPU_BYTES memory of each of the two cards (default 2 GiB);
  * SPECONTEXT_FAKEGPU_CARD a name without dots: processes that have it in common share the cards' memory,
  * without it each has cards of its own; SPECONTEXT_FAKEGPU_FAIL=N: the Nth launch of this process, and all
- * after it, fails as a broken context does; CUDA_VISIBLE_DEVICES as CUDA reads it. */
+ * after it, fails as a broken context does; SPECONTEXT_FAKEGPU_NO_GRAPHS: captures end with an error;
+ * CUDA_VISIBLE_DEVICES as CUDA reads it. */
 #ifndef TESTS_FAKEGPU_FAKEGPU_H
 #define TESTS_FAKEGPU_FAKEGPU_H
 

@@ -54,8 +54,8 @@ static void check_bytes(const struct tokenizer *t, const char *data, size_t byte
 void token_ids_check_any_bytes(const struct tokenizer *tokenizer)
 {
     /* Decomposed, SentencePiece's mark of a space, cut characters, a control token's text. */
-    static const char *const texts[] = {
-        "e\xcc\x81", "\xe2\x96\x81 a", "\xe6\xbc", "\xff\xfe", "<s></s>", " a"};
+    static const char *const texts[] = {"e\xcc\x81", "\xe2\x96\x81 a", "\xe6\xbc",
+                                        "\xff\xfe",  "<s></s>",        " a"};
     for (unsigned i = 0; i < sizeof texts / sizeof *texts; i++)
         check_bytes(tokenizer, texts[i], strlen(texts[i]));
     uint64_t seed = 88172645463325252u;

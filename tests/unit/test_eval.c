@@ -63,7 +63,7 @@ static void test_sets_are_the_retrievers(void **state)
     for (uint32_t i = 0, at = 0; i < 4; at = ends[i++]) {
         rig_step(selector, 1, i + 1, w->tokens, at, ends[i], true, &result);
         selector_forget_sent(selector); /* whole sets */
-        chooser_feed(w->chooser, w->tokens + at, ends[i] - at, true);
+        chooser_feed(w->chooser, w->tokens + at, ends[i] - at, NULL, true);
         struct span span = sets_span(&choice, ends[i] - 1);
         const uint32_t *sent = result.positions;
         for (uint32_t l = 0; l < 2 * RIG_KV_HEADS; l++) {
@@ -126,7 +126,7 @@ static void test_oracles_are_the_best_of_all_sets(void **state)
     struct look look = {SMALL - 1, L, H, SMALL, weights};
     const struct choice choice = {.budget = PICKS + 4, .sinks = 1, .window = 2};
     struct mass *mass = mass_create(L, H);
-    chooser_feed(w->chooser, w->tokens, SMALL, true);
+    chooser_feed(w->chooser, w->tokens, SMALL, NULL, true);
     mass_add(mass, &look, w->chooser, &choice, 3);
     struct mass_figures f = mass_figures(mass);
     double head = 0, group = 0, shared = 0, own = 0, hits = 0, worst = 1, lowest = 1;
@@ -186,7 +186,7 @@ static void test_p10_is_the_tenth_part(void **state)
     struct mass *mass = mass_create(1, 1);
     const struct choice choice = {
         .budget = 4, .sinks = 1, .window = 2}; /* 0 and 9, 10, 11; nothing is picked */
-    chooser_feed(newest, w->tokens, SMALL, true);
+    chooser_feed(newest, w->tokens, SMALL, NULL, true);
     for (int i = 0; i < 20; i++) { /* masses 0.20, 0.19 .. 0.01 */
         float weights[SMALL] = {[0] = 0.01f * (float)(20 - i), [5] = 1};
         struct look look = {SMALL - 1, 1, 1, SMALL, weights};
@@ -222,10 +222,10 @@ static void test_overlap_and_loading_are_counted(void **state)
     struct positions picks = {0};
     double common = 0, selected = 0, loaded = 0, whole = 0;
     chooser_reset(w->chooser);
-    chooser_feed(w->chooser, w->tokens, FROM, false);
+    chooser_feed(w->chooser, w->tokens, FROM, NULL, false);
     for (uint32_t p = FROM; p < END; p++) {
         struct span span = sets_span(&choice, p);
-        chooser_feed(w->chooser, w->tokens + p, 1, true);
+        chooser_feed(w->chooser, w->tokens + p, 1, NULL, true);
         for (uint32_t l = 0; l < LISTS; l++) {
             double layers = l < RIG_KV_HEADS ? 1 : 3;
             pick(w, l / RIG_KV_HEADS, l % RIG_KV_HEADS, &choice, &span, &picks);
@@ -427,9 +427,9 @@ static void test_variants(void **state)
     struct err err;
     assert_int_equal(PARSE("-m", "x", "-f", "a", "-b", "512,1024", "--sinks", "8", "--variant",
                            "budget=300,pool=max", "head=h.s,selection=mixed,window=16,top-p=0.5",
-                           "min-mass=0.9"),
+                           "min-mass=0.9", "pins=0.25,pin-layers=4"),
                      0);
-    assert_int_equal(o.variant_texts.count, 3);
+    assert_int_equal(o.variant_texts.count, 4);
     const struct variant *v = o.variants;
     assert_int_equal(v[0].choice.budget, 300);
     assert_int_equal(v[0].choice.sinks, 8);
@@ -442,9 +442,10 @@ static void test_variants(void **state)
     assert_true(v[1].choice.top_p == 0.5f && v[1].choice.max_budget == 0);
     assert_int_equal(sets_longest(&v[1].choice), 512);
     assert_int_equal(sets_longest(&v[2].choice), 1024); /* lists that grow: to two budgets */
+    assert_true(v[3].pins == 0.25f && v[3].pin_layers == 4 && v[2].pins == 0);
     static const char *const wrong[] = {
-        "budget", "budget=x", "pool=none", "selection=", "window=600", "min-mass=2",
-        "head",   "",         "budget=72", "color=red",  "top-p=-0.1", "budget=100,"};
+        "budget", "budget=x",  "pool=none", "selection=", "window=600",         "min-mass=2", "head",
+        "",       "budget=72", "color=red", "top-p=-0.1", "pins=0.5,top-p=0.5", "budget=100,"};
     for (uint32_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         assert_int_equal(PARSE("-m", "x", "-f", "a", "-b", "512", "--sinks", "8", "--variant", wrong[i]),
                          -EINVAL);

@@ -73,7 +73,8 @@ static void test_looks_are_the_models_weights(void **state)
     }
     /* More than one chunk may hold, so that chunks get cut. */
     static const uint32_t positions[] = {3, 300, 301, 302, 303, 304, 305, 306, 307, 308, 309, 310, 398};
-    struct look_text text = {w->tokens, CONTEXT, positions, 13};
+    struct look_text text = {
+        .tokens = w->tokens, .count = CONTEXT, .positions = positions, .position_count = 13};
     assert_int_equal(look_run(&w->engine, &pages, &text, see, &seen, &err), 0);
     assert_int_equal(seen.count, 13);
     assert_memory_equal(seen.positions, positions, sizeof positions);
@@ -155,7 +156,7 @@ static void test_previous_sets_are_one_token_late(void **state)
     const struct choice few = {.budget = 40, .sinks = 4, .window = 16};
     struct lane *now = make_lane(w, w->chooser, &few, SELECTION_CURRENT);
     struct lane *late = make_lane(w, w->chooser, &few, SELECTION_PREVIOUS);
-    chooser_feed(w->chooser, w->tokens, 100, true);
+    chooser_feed(w->chooser, w->tokens, 100, NULL, true);
     lane_prime(late, 99);
     assert_true(lane_needs_prime(late) && !lane_needs_prime(now));
     for (uint32_t p = 100; p < 104; p++) {
@@ -163,7 +164,7 @@ static void test_previous_sets_are_one_token_late(void **state)
         const struct attn_list *lists = lane_choose(now, p - 1);
         for (uint32_t h = 0; h < RIG_KV_HEADS; h++)
             memcpy(before[h], lists[h].item, sizeof before[h]);
-        chooser_feed(w->chooser, w->tokens + p, 1, true);
+        chooser_feed(w->chooser, w->tokens + p, 1, NULL, true);
         lists = lane_choose(late, p);
         for (uint32_t h = 0; h < RIG_KV_HEADS; h++) {
             assert_int_equal(lists[h].count, 41);
@@ -173,6 +174,113 @@ static void test_previous_sets_are_one_token_late(void **state)
     }
     lane_free(&now);
     lane_free(&late);
+    world_free(&w);
+}
+
+/* Half of what is picked is what the prompt's end looked at, in each set; the rest is the head's best. */
+static void test_pins_are_in_all_sets(void **state)
+{
+    enum { PROMPT = 200, LISTS = 2 * RIG_KV_HEADS, PINNED = 9 }; /* half of 40 - 4 - 16 - 1 */
+    struct world *w = world_make(2, *state);
+    struct lane *lane = lane_create(&(struct lane_options){.model = w->engine.config,
+                                                           .chooser = w->chooser,
+                                                           .choice = {.budget = 40, .sinks = 4, .window = 16},
+                                                           .pins = 0.5f,
+                                                           .capacity = CONTEXT});
+    struct pins pins = {.layers = RIG_LAYERS, .heads = RIG_KV_HEADS, .count = PROMPT};
+    pins.weights = mem_alloc((size_t)RIG_LAYERS * RIG_KV_HEADS * PROMPT, sizeof *pins.weights);
+    for (uint32_t l = 0; l < RIG_LAYERS; l++)
+        for (uint32_t h = 0; h < RIG_KV_HEADS; h++)
+            for (uint32_t i = 0; i < PINNED; i++) /* groups: layer 0, the others */
+                pins.weights[(l * RIG_KV_HEADS + h) * PROMPT + 10 + 7 * i + 2 * h + (l > 0)] = 1;
+    lane_restart(lane);
+    lane_pin(lane, &pins);
+    chooser_feed(w->chooser, w->tokens, PROMPT, NULL, false);
+    for (uint32_t p = PROMPT; p < PROMPT + 5; p++) {
+        chooser_feed(w->chooser, w->tokens + p, 1, NULL, true);
+        const struct attn_list *lists = lane_choose(lane, p);
+        for (uint32_t l = 0; l < LISTS; l++) {
+            bool in[CONTEXT] = {false};
+            float weakest = INFINITY, best = 0;
+            const float *weights = chooser_weights(w->chooser, l / RIG_KV_HEADS, l % RIG_KV_HEADS);
+            assert_int_equal(lists[l].count, 40);
+            for (uint32_t i = 0; i < 40; i++)
+                in[lists[l].item[i]] = true;
+            for (uint32_t i = 0; i < PINNED; i++) {
+                uint32_t at = 10 + 7 * i + 2 * (l % RIG_KV_HEADS) + (l >= RIG_KV_HEADS);
+                assert_true(in[at]);
+                in[at] = false;
+            }
+            for (uint32_t i = 4; i < p - 16; i++) {
+                bool pinned = i >= 10 && i < 10 + 7 * PINNED &&
+                              (i - 10 - 2 * (l % RIG_KV_HEADS) - (l >= RIG_KV_HEADS)) % 7 == 0;
+                if (in[i])
+                    weakest = fminf(weakest, weights[i]);
+                else if (!pinned)
+                    best = fmaxf(best, weights[i]);
+            }
+            assert_true(weakest >= best);
+        }
+    }
+    lane_free(&lane);
+    pins_free(&pins);
+    world_free(&w);
+}
+
+/* Out of prefill, in texts and streams: the same as the weights that are looked at, and the same alone. */
+static void test_pins_come_out_of_prefill(void **state)
+{
+    enum { PROMPT = 300 };
+    struct world *w = world_make(2, *state);
+    struct chooser *second = make_chooser(w, false);
+    struct lane_options options = {.model = w->engine.config,
+                                   .chooser = w->chooser,
+                                   .choice = {.budget = 60, .sinks = 4, .window = 16},
+                                   .pins = 0.5f,
+                                   .capacity = CONTEXT};
+    struct lane *lanes[4] = {lane_create(&options)};
+    options.pins = 0;
+    lanes[1] = lane_create(&options);
+    options.chooser = second;
+    lanes[3] = lane_create(&options);
+    options.pins = 0.5f;
+    lanes[2] = lane_create(&options);
+    const struct forced_text texts[] = {{w->tokens, CONTEXT, PROMPT, 330}, {w->tokens + 7, 200, 129, 160}};
+    struct forced_sums sums[2] = {0}, alone[2] = {0};
+    struct err err = {0};
+    assert_int_equal(forced_run(&w->engine, texts, 2, lanes, 2, sums, &err), 0);
+    for (int t = 0; t < 2; t++)
+        assert_int_equal(forced_run(&w->engine, &texts[t], 1, lanes + 2 * t, 2, alone, &err), 0);
+    for (int i = 0; i < 2; i++)
+        assert_true(fabs(sums[i].kl - alone[i].kl) < 1e-9 && sums[i].kl > 1e-6);
+    assert_true(sums[0].kl != sums[1].kl && sums[0].loss_full == sums[1].loss_full);
+    struct pages pages;
+    struct pins pins;
+    struct naive *naive = mem_alloc(1, sizeof *naive);
+    assert_int_equal(
+        engine_pages(&w->engine, &(struct pages_sequence){.positions = CONTEXT}, 1, &pages, &err), 0);
+    assert_int_equal(pins_prefill(&w->engine, &pages, 0, w->tokens, PROMPT, NULL, &pins, &err), 0);
+    float *logits = mem_alloc(RIG_VOCAB, sizeof *logits);
+    memcpy(logits, engine_logits(&w->engine, 0), RIG_VOCAB * sizeof *logits);
+    struct engine_watch watch = {naive_layer, naive};
+    for (naive->position = PROMPT - PINS_TOKENS; naive->position < PROMPT; naive->position++) {
+        struct engine_chunk chunk = {&pages, 0, w->tokens, 250, 50, 1};
+        assert_int_equal(engine_dense(&w->engine, &chunk, &watch, &err), 0);
+    }
+    for (uint32_t l = 0; l < RIG_LAYERS; l++)
+        for (uint32_t h = 0; h < RIG_KV_HEADS; h++)
+            for (uint32_t p = 0; p < PROMPT; p++)
+                assert_true(fabs((double)pins.weights[(l * RIG_KV_HEADS + h) * PROMPT + p] -
+                                 naive->weights[l][h][p]) < 1e-5);
+    for (uint32_t i = 0; i < RIG_VOCAB; i++)
+        assert_true(fabsf(logits[i] - engine_logits(&w->engine, 0)[i]) < 1e-4f);
+    for (int i = 0; i < 4; i++)
+        lane_free(&lanes[i]);
+    chooser_free(&second);
+    engine_pages_free(&w->engine, &pages);
+    pins_free(&pins);
+    mem_free(&naive);
+    mem_free(&logits);
     world_free(&w);
 }
 
@@ -215,6 +323,129 @@ static void test_streams_go_on_by_themselves(void **state)
     world_free(&w);
 }
 
+/* ---- hidden states ------------------------------------------------------------------------------------- */
+
+/* What enters the first layer is the embedding; what leaves the last one is the same of a prompt as of
+ * steps. */
+static void test_hidden_states_are_kept(void **state)
+{
+    enum { TOKENS = 90 };
+    struct world *w = world_make(1, *state);
+    struct engine *e = &w->engine;
+    struct taps *taps = &e->taps;
+    struct pages pages;
+    struct err err = {0};
+    float *table = mem_alloc((size_t)RIG_VOCAB * RIG_HIDDEN, sizeof *table);
+    uint32_t all[RIG_VOCAB];
+    for (uint32_t i = 0; i < RIG_VOCAB; i++)
+        all[i] = i;
+    const struct model_tensor *embedding = model_token_embedding(w->rig->model);
+    struct matrix matrix = {embedding->type, embedding->rows, embedding->cols, embedding->data};
+    compute_embed(e->compute, table, &matrix, all, RIG_VOCAB);
+    taps->layers[0] = RIG_LAYERS;
+    taps->layers[1] = 0;
+    taps->count = 2;
+    taps->rows = mem_alloc((size_t)taps->tokens * taps_width(taps), sizeof(float));
+    float *rows = engine_features_alloc(e, TOKENS);
+    const struct pages_sequence sequences[] = {{.positions = TOKENS}, {.positions = TOKENS}};
+    assert_int_equal(engine_pages(e, sequences, 2, &pages, &err), 0);
+    assert_int_equal(engine_prefill(e, &pages, 0, w->tokens, TOKENS, rows, &err), 0);
+    float error = 0, largest = 0;
+    for (uint32_t t = 0; t < TOKENS; t++) {
+        struct engine_step step = {.pages = &pages, .sequence = 1, .position = t, .token = w->tokens[t]};
+        assert_int_equal(engine_steps(e, &step, 1, &err), 0);
+        const float *prompt = rows + t * taps_width(taps), *one = taps_row(taps, 0);
+        for (uint32_t i = 0; i < RIG_HIDDEN; i++) {
+            error = fmaxf(error, fabsf(prompt[i] - one[i]));
+            largest = fmaxf(largest, fabsf(prompt[i]));
+            float exact = table[w->tokens[t] * RIG_HIDDEN + i];
+            assert_true(fabsf(one[RIG_HIDDEN + i] - exact) <= fabsf(exact) / 128); /* bf16 on a GPU */
+            assert_true(one[RIG_HIDDEN + i] == prompt[RIG_HIDDEN + i]);
+        }
+    }
+    assert_true(largest > 0 && error <= (*state ? largest / 10 : 0));
+    engine_pages_free(e, &pages);
+    mem_free(&rows);
+    mem_free(&table);
+    world_free(&w);
+}
+
+/* A head that looks at the model: equal weights however its tokens come, others without those states. */
+static void test_looking_heads_are_fed(void **state)
+{
+    enum { TOKENS = 150, AT = 120 };
+    struct world *w = world_make_looking(2, 3, *state);
+    struct engine *e = &w->engine;
+    size_t width = taps_width(&e->taps);
+    struct chooser *other = make_chooser(w, false);
+    struct pages pages;
+    struct err err = {0};
+    float *rows = engine_features_alloc(e, TOKENS), *none = engine_features_alloc(e, TOKENS);
+    assert_int_equal(width, 3 * RIG_HIDDEN);
+    assert_true(chooser_looks(w->chooser));
+    assert_int_equal(engine_pages(e, &(struct pages_sequence){.positions = TOKENS}, 1, &pages, &err), 0);
+    assert_int_equal(engine_prefill(e, &pages, 0, w->tokens, TOKENS, rows, &err), 0);
+    chooser_feed(w->chooser, w->tokens, AT, rows, false);
+    for (uint32_t t = AT; t < TOKENS; t++)
+        chooser_feed(w->chooser, w->tokens + t, 1, rows + (t - 1) * width, true);
+    chooser_feed(other, w->tokens, TOKENS, rows, true);
+    for (uint32_t l = 0; l < 2 * RIG_KV_HEADS; l++)
+        assert_memory_equal(chooser_weights(w->chooser, l / RIG_KV_HEADS, l % RIG_KV_HEADS),
+                            chooser_weights(other, l / RIG_KV_HEADS, l % RIG_KV_HEADS),
+                            TOKENS * sizeof(float));
+    chooser_reset(other);
+    chooser_feed(other, w->tokens, TOKENS, none, true);
+    assert_memory_not_equal(chooser_weights(w->chooser, 0, 0), chooser_weights(other, 0, 0),
+                            TOKENS * sizeof(float));
+    chooser_free(&other);
+    engine_pages_free(e, &pages);
+    mem_free(&rows);
+    mem_free(&none);
+    world_free(&w);
+}
+
+/* What each lane's own KV makes of the model is what its head looks at: alone and together, in texts and
+ * streams. */
+static void test_looking_heads_choose_for_themselves(void **state)
+{
+    enum { LANES = 4 };
+    struct world *w = world_make_looking(1, 2, *state);
+    const struct choice all = {.budget = CONTEXT, .sinks = 4, .window = 16},
+                        few = {.budget = 40, .sinks = 4, .window = 16};
+    struct chooser *choosers[LANES];
+    struct lane *lanes[LANES];
+    for (int i = 0; i < LANES; i++) {
+        choosers[i] = make_chooser(w, false);
+        lanes[i] =
+            make_lane(w, choosers[i], i % 2 ? &few : &all, i == 3 ? SELECTION_PREVIOUS : SELECTION_CURRENT);
+    }
+    const struct forced_text texts[] = {{w->tokens, CONTEXT, 300, 330}, {w->tokens + 7, 200, 129, 180}};
+    struct forced_sums sums[2] = {0}, alone[2] = {0};
+    struct err err = {0};
+    assert_int_equal(forced_run(&w->engine, texts, 2, lanes, 2, sums, &err), 0);
+    for (int t = 0; t < 2; t++)
+        assert_int_equal(forced_run(&w->engine, &texts[t], 1, lanes + 2 * t, 2, alone, &err), 0);
+    assert_true(sums[0].kl == 0 && sums[0].positions == 30 + 51);
+    assert_true(fabs(sums[1].kl - alone[1].kl) < 1e-9 && sums[1].kl > 1e-6);
+    struct decode_stream streams[3];
+    for (int i = 0; i < 3; i++)
+        streams[i] = (struct decode_stream){.prompt = w->tokens,
+                                            .prompt_count = 200,
+                                            .tokens = 50,
+                                            .lane = i ? lanes[i - 1] : NULL,
+                                            .sampling = sampler_params_default()};
+    assert_int_equal(decode_run(&w->engine, streams, 3, &err), 0);
+    assert_memory_equal(streams[0].out.ids, streams[1].out.ids, 50 * sizeof(uint32_t));
+    assert_memory_not_equal(streams[0].out.ids, streams[2].out.ids, 50 * sizeof(uint32_t));
+    for (int i = 0; i < LANES; i++) {
+        lane_free(&lanes[i]);
+        chooser_free(&choosers[i]);
+    }
+    for (int i = 0; i < 3; i++)
+        token_buf_free(&streams[i].out);
+    world_free(&w);
+}
+
 /* ---- devices ------------------------------------------------------------------------------------------- */
 
 static void test_devices_agree(void **state)
@@ -228,7 +459,7 @@ static void test_devices_agree(void **state)
         struct err err = {0};
         assert_int_equal(
             engine_pages(&w->engine, &(struct pages_sequence){.positions = CONTEXT}, 1, &pages, &err), 0);
-        assert_int_equal(engine_prefill(&w->engine, &pages, 0, w->tokens, 3, &err), 0);
+        assert_int_equal(engine_prefill(&w->engine, &pages, 0, w->tokens, 3, NULL, &err), 0);
         logits[d] = mem_alloc(RIG_VOCAB, sizeof(float));
         memcpy(logits[d], engine_logits(&w->engine, 0), RIG_VOCAB * sizeof(float));
         engine_pages_free(&w->engine, &pages);
@@ -271,8 +502,17 @@ int main(void)
         cmocka_unit_test(test_texts_together_are_texts_alone),
         cmocka_unit_test_prestate(test_texts_together_are_texts_alone, gpu),
         cmocka_unit_test(test_previous_sets_are_one_token_late),
+        cmocka_unit_test(test_pins_are_in_all_sets),
+        cmocka_unit_test(test_pins_come_out_of_prefill),
+        cmocka_unit_test_prestate(test_pins_come_out_of_prefill, gpu),
         cmocka_unit_test(test_streams_go_on_by_themselves),
         cmocka_unit_test_prestate(test_streams_go_on_by_themselves, gpu),
+        cmocka_unit_test(test_hidden_states_are_kept),
+        cmocka_unit_test_prestate(test_hidden_states_are_kept, gpu),
+        cmocka_unit_test(test_looking_heads_are_fed),
+        cmocka_unit_test_prestate(test_looking_heads_are_fed, gpu),
+        cmocka_unit_test(test_looking_heads_choose_for_themselves),
+        cmocka_unit_test_prestate(test_looking_heads_choose_for_themselves, gpu),
         cmocka_unit_test(test_devices_agree),
         cmocka_unit_test(test_devices_are_refused),
     };

@@ -340,9 +340,8 @@ static struct selector_result *next_part(void *arg, struct selector_result *resu
 }
 
 /* Enough sequences for results to come in two halves, the first while the card works on the second. */
-static void halves_change_nothing(void **state)
+static void check_halves(bool graphs)
 {
-    (void)state;
     enum { MANY = 19, STEPS = 24, PROMPT = 40 };
     struct rig *r = rig_make(&exact);
     struct rig_selector o = {.pool = HEAD_POOL_MEAN, .context = 256, .sequences = MANY};
@@ -391,13 +390,28 @@ static void halves_change_nothing(void **state)
     }
     struct selector_stats stats;
     selector_stats(gpu, &stats);
-    assert_int_equal(stats.graph_steps, STEPS - 1);
+    assert_int_equal(stats.graph_steps, graphs ? STEPS - 1 : 0);
     for (int i = 0; i < 2; i++)
         selector_result_free(&parts.result[i]);
     selector_result_free(&expected);
     selector_free(&cpu);
     selector_free(&gpu);
     rig_free(&r);
+}
+
+static void halves_change_nothing(void **state)
+{
+    (void)state;
+    check_halves(true);
+}
+
+/* A step that cannot be captured is queued launch by launch, and so are all after it. */
+static void captures_that_fail_change_nothing(void **state)
+{
+    (void)state;
+    setenv("SPECONTEXT_FAKEGPU_NO_GRAPHS", "1", 1);
+    check_halves(false);
+    unsetenv("SPECONTEXT_FAKEGPU_NO_GRAPHS");
 }
 
 /* So little work memory that every query is a slice of its own, and positions come back in several parts. */
@@ -533,6 +547,7 @@ int main(void)
         cmocka_unit_test(a_step_of_more_tokens_than_fit),
         cmocka_unit_test(company_changes_nothing),
         cmocka_unit_test(halves_change_nothing),
+        cmocka_unit_test(captures_that_fail_change_nothing),
         cmocka_unit_test(small_slices_change_nothing),
         cmocka_unit_test(what_the_card_cannot_hold_is_refused),
         cmocka_unit_test(memory_is_counted),

@@ -243,16 +243,18 @@ class Student:
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)
+        rate = self.lr * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(progress, 1))))
         for group in self.optimizer.param_groups:
-            group["lr"] = self.lr * group["part"] * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(progress, 1))))
+            group["lr"] = rate * group["part"]
         self.optimizer.step()
         self.recent.append(torch.stack((cross, missed, changed)).detach())
 
     def setup(self):
         h = self.head
         seen = "".join(f"+{l}" for l in h.layers)[1:]
-        return (f"{h.groups} groups, " + (f"states entering {seen}" if seen else f"{h.views} views of {h.taps} tokens") +
-                f", {h.q_heads} query heads of {h.head_dim}, pool {h.pool}, lr {self.lr:g}, steady {self.steady:g}")
+        made_of = f"states entering {seen}" if seen else f"{h.views} views of {h.taps} tokens"
+        return (f"{h.groups} groups, {made_of}, {h.q_heads} query heads of {h.head_dim}, pool {h.pool}, "
+                f"lr {self.lr:g}, steady {self.steady:g}")
 
     def report(self):
         means = torch.stack(self.recent).mean(0).tolist()
