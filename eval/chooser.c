@@ -41,12 +41,6 @@ int chooser_create(const struct chooser_options *o, struct chooser **ret_chooser
     if (h && h->kv_heads != kv_heads)
         return err_set(err, -ENOTSUP, "%s: kv_heads: found %" PRIu32 ", expected the model's %" PRIu32,
                        head_path(o->head), h->kv_heads, kv_heads);
-    if (h && h->features == HEAD_FEATURES_TARGET)
-        return err_set(
-            err, -ENOTSUP,
-            "%s: features: found \"target\", expected \"none\" or \"context\": the hidden states that "
-            "it reads are not followed here",
-            head_path(o->head));
     struct chooser *c = mem_alloc(1, sizeof *c);
     c->options = *o;
     c->heads = kv_heads;
