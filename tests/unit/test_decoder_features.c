@@ -183,6 +183,10 @@ static void rows_are_what_the_model_computes(int on_gpu, const char *reader, int
         fail_msg("off by %g of %g", sqrt(off_sum), sqrt(length_sum));
     for (uint32_t i = 0; i < STORE_SEQUENCES; i++)
         assert_int_equal(g->index_used[i], 0);
+    if (on_gpu) /* counted, as launch plans it */
+        assert_int_equal(g->device->bytes[GPU_DEVICE_FEATURES],
+                         received.form == FEATURES_CUDA ? features_bytes(CHUNK, LAYERS, HIDDEN, DTYPE_BF16)
+                                                        : 0);
     detach(g);
     rig_close(g);
     mem_free(&g);
