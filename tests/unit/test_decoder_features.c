@@ -5,6 +5,7 @@
 
 #include "base/hash.h"
 #include "decoder/export.h"
+#include "decoder/identity.h"
 #include "link/flag.h"
 #include "tests/unit/decoder_rig.h"
 
@@ -182,6 +183,10 @@ static void rows_are_what_the_model_computes(int on_gpu, const char *reader, int
         fail_msg("off by %g of %g", sqrt(off_sum), sqrt(length_sum));
     for (uint32_t i = 0; i < STORE_SEQUENCES; i++)
         assert_int_equal(g->index_used[i], 0);
+    if (on_gpu) /* counted, as launch plans it */
+        assert_int_equal(g->device->bytes[GPU_DEVICE_FEATURES],
+                         received.form == FEATURES_CUDA ? features_bytes(CHUNK, LAYERS, HIDDEN, DTYPE_BF16)
+                                                        : 0);
     detach(g);
     rig_close(g);
     mem_free(&g);
@@ -355,6 +360,41 @@ static void no_prefix_is_asked_for(void **state)
     mem_free(&g);
 }
 
+/* What the model has: layers 0 to 13, 48 wide. */
+static void what_the_model_lacks_is_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        struct layout_features asked;
+        const char *words; /* NULL: it is there */
+    } cases[] = {{{3, HIDDEN, {0, 6, 13}}, NULL},
+                 {{3, HIDDEN, {0, 6, 14}}, "features: layer: found 14, expected at most 13"},
+                 {{3, HIDDEN + 8, {0, 6, 13}}, "features: hidden: found 56, expected 48"}};
+    struct model *model = NULL;
+    struct err err = {0};
+    assert_int_equal(model_open(decoder_model(), &model, &err), 0);
+    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct identity id;
+        struct msg_hello hello;
+        assert_int_equal(identity_init(&id, model, 0, &err), 0);
+        identity_hello(&id, &hello);
+        hello.has_layout = hello.has_features = true;
+        hello.layout = id.layout;
+        layout_set_groups(&hello.layout, 1);
+        hello.features = cases[i].asked;
+        assert_int_equal(identity_join(&id, &hello, &err), cases[i].words ? -EPROTO : 0);
+        if (cases[i].words && !strstr(err.text, cases[i].words))
+            fail_msg("expected '%s' in: %s", cases[i].words, err.text);
+        if (cases[i].words)
+            continue;
+        assert_memory_equal(&id.features, &cases[i].asked, sizeof id.features);
+        hello.features.layer[2] = 12; /* another life of the retriever, with another head */
+        assert_int_equal(identity_compare(&id, &hello, &err), -EPROTO);
+        assert_non_null(strstr(err.text, "features"));
+    }
+    model_free(&model);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -365,6 +405,7 @@ int main(void)
         cmocka_unit_test(rows_wait_for_their_reader),
         cmocka_unit_test(a_prompt_waits_for_the_retriever),
         cmocka_unit_test(no_prefix_is_asked_for),
+        cmocka_unit_test(what_the_model_lacks_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

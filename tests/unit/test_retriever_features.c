@@ -202,6 +202,54 @@ static void chunks_do_not_matter_on_a_gpu(void **state)
     chunks_and_batches_do_not_matter("cuda:0");
 }
 
+/* Decode steps of one shape become a graph; it reads the rows that are named now, and of the segment that is
+ * there now. */
+static void graphs_read_the_rows_of_their_step(void **state)
+{
+    (void)state;
+    enum { PROMPT = 200, STEPS = 12 };
+    fakegpu_use(NULL);
+    struct rig *r = rig_make(&plain);
+    struct rig_selector options = {.context = CONTEXT, .device = "cuda:0"};
+    struct selector *s = rig_selector(r, options), *alone = rig_selector(r, options);
+    struct feature_segment f[2];
+    struct selector_result result = {0};
+    struct store found = {0};
+    struct selector_stats stats;
+    struct text t;
+    text_make(r, &t, 8);
+    for (int i = 0; i < 2; i++)
+        feature_segment_make(&f[i], r->head, DTYPE_BF16, NULL, NULL);
+    feature_segment_give(&f[0], s);
+    feature_segment_give(&f[0], alone);
+    rig_open(s, 1, POSITIONS, 100, 4, 16);
+    step(s, &f[0], &t, 1, 1, 0, PROMPT, false, &result);
+    for (uint32_t i = 0; i < STEPS; i++) {
+        struct store whole = {0};
+        uint32_t n = PROMPT + i + 1, other = i >= STEPS / 2;
+        if (i == STEPS / 2) {
+            memset(f[0].rows, 0x7f, f[0].header->rows * f[0].header->row_bytes); /* none of it may be read */
+            feature_segment_give(&f[1], s);
+            feature_segment_give(&f[1], alone);
+        }
+        step(s, &f[other], &t, 1, 2 + i, n - 1, n, true, &result);
+        store_take(&found, &result, 0);
+        lists_of(alone, &f[other], &t, n, &whole);
+        equal_stores(&found, &whole);
+        store_free(&whole);
+    }
+    selector_stats(s, &stats);
+    assert_true(stats.graph_steps >= STEPS / 2);
+    store_free(&found);
+    selector_result_free(&result);
+    mem_free(&t.hidden);
+    selector_free(&s);
+    selector_free(&alone);
+    for (int i = 0; i < 2; i++)
+        feature_segment_free(&f[i]);
+    rig_free(&r);
+}
+
 /* ---- where rows lie ---- */
 
 static uint32_t common(const struct store *a, const struct store *b, uint32_t *ret_all)
@@ -398,6 +446,7 @@ int main(void)
         cmocka_unit_test(sets_are_the_references),
         cmocka_unit_test(chunks_do_not_matter_on_the_cpu),
         cmocka_unit_test(chunks_do_not_matter_on_a_gpu),
+        cmocka_unit_test(graphs_read_the_rows_of_their_step),
         cmocka_unit_test(rows_lie_on_the_host_or_on_the_card),
         cmocka_unit_test(steps_without_their_rows_are_refused),
         cmocka_unit_test(other_segments_are_refused),
