@@ -223,6 +223,31 @@ static void test_slots_that_are_others_than_drafted(void **state)
     }
 }
 
+/* A sequence has a set but has made no sparse step when, in a step of another one, more layers go: those that
+ * went before hold no slots of it yet. */
+static void test_slots_of_one_that_waits(void **state)
+{
+    (void)state;
+    struct planner_options options = fake_options();
+    struct fake *f = fake_create(&options, 50);
+    struct fake_sequence *busy = &f->sequences[0], *waits = &f->sequences[1];
+    force_now(f, 1);
+    for (uint32_t i = 0; i < 2; i++) {
+        fake_open(f, &f->sequences[i], 5 + i, &OPEN_SPARSE);
+        fake_prefill(f, &f->sequences[i]);
+    }
+    struct fake_step both = {.selection = SELECTION_PREVIOUS, .entries = 2, .sequence = {busy, waits}},
+                     one = {.selection = SELECTION_PREVIOUS, .entries = 1, .sequence = {busy}};
+    f->step--;
+    fake_select(f, &both, (uint32_t)-1);
+    f->step++;
+    fake_sparse(f, &one);
+    force_now(f, 0);
+    fake_sparse(f, &one);
+    fake_sparse(f, &both);
+    fake_free(f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -234,6 +259,7 @@ int main(void)
         cmocka_unit_test(test_lists_that_grow_and_shrink),
         cmocka_unit_test(test_what_is_attended_is_counted),
         cmocka_unit_test(test_slots_that_are_others_than_drafted),
+        cmocka_unit_test(test_slots_of_one_that_waits),
     };
     return fake_run_both(tests);
 }
