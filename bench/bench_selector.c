@@ -46,7 +46,7 @@ static void prefill(struct bench *b, uint32_t s)
         struct msg_step_entry entry = {s + 1, s, at, n, 0};
         for (uint32_t i = 0; i < n; i++)
             tokens[i] = random_token(b);
-        selector_step(b->selector, ++b->step, &(struct msg_step){&entry, 1, {tokens, n}}, &b->result);
+        selector_step(b->selector, ++b->step, &(struct msg_step){&entry, 1, {tokens, n}, {0}, 0}, &b->result);
         CHECK(b->result.refusal_count == 0);
         at += n;
     }
@@ -63,8 +63,8 @@ static double decode(struct bench *b, uint32_t position)
         tokens[s] = random_token(b);
     }
     int64_t begin = clock_now_ns();
-    selector_step(b->selector, ++b->step, &(struct msg_step){entries, b->sequences, {tokens, b->sequences}},
-                  &b->result);
+    selector_step(b->selector, ++b->step,
+                  &(struct msg_step){entries, b->sequences, {tokens, b->sequences}, {0}, 0}, &b->result);
     double ms = (double)(clock_now_ns() - begin) / 1e6;
     CHECK(b->result.refusal_count == 0 && b->result.entry_count == b->sequences);
     return ms;

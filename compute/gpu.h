@@ -22,7 +22,7 @@
 #include "compute/cuda/kernels.h"
 #include "compute/cuda/sets.h"
 
-#define GPU_API_VERSION 6
+#define GPU_API_VERSION 7
 #define GPU_API_SYMBOL  "specontext_gpu_api" /* const struct gpu_api *specontext_gpu_api(void) */
 #define GPU_IPC_BYTES   64
 
@@ -125,6 +125,7 @@ struct gpu_api {
     int (*swiglu)(const struct cuda_swiglu *, struct CUstream_st *);
     int (*add)(float *x, const float *y, uint64_t count, struct CUstream_st *);
     int (*narrow)(void *out, enum dtype out_type, const float *x, uint64_t count, struct CUstream_st *);
+    int (*put_rows)(const struct cuda_put_rows *, struct CUstream_st *);
     int (*rope_angles)(const struct cuda_rope_angles *, struct CUstream_st *);
     int (*rope)(const struct cuda_rope *, struct CUstream_st *);
     int (*kv_write)(const struct cuda_kv_write *, struct CUstream_st *);

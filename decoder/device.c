@@ -9,7 +9,9 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <fcntl.h>
 #include <sys/prctl.h>
+#include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/check.h"
@@ -30,7 +32,8 @@ struct device {
     pthread_t thread;
     uint8_t *eos;
     struct stepper_attachment attachment; /* written before ORDER_ATTACH */
-    uint64_t head;
+    struct device_head head;
+    struct export *export; /* NULL: the head reads no hidden states */
     struct pass *pass;
     struct gpu_device *gpu; /* instead of the pass */
     struct weights_gpu *weights;
@@ -55,6 +58,8 @@ void post_free(void *post_at)
 {
     struct post *post = post_at;
     mem_free(&post->msg.memory);
+    if (post->kind == POST_EXPORT && post->fd >= 0)
+        close(post->fd);
     mem_free(&post);
 }
 
@@ -116,6 +121,7 @@ static void publish_figures(struct device *d)
     struct device_figures f = {0};
     scheduler_figures(d->scheduler, &f.requests);
     f.steps = *stepper_times(d->stepper);
+    export_figures(d->export, &f.features);
     if (d->gpu) {
         gpu_figures(d, &f);
     } else {
@@ -192,6 +198,31 @@ static int make_stepper(struct device *d, struct err *err)
     return r < 0 ? r : stepper_create_gpu(at, d->pass_gpu, &d->stepper, err);
 }
 
+/* A feature segment for a retriever; the one before is let go. */
+static int make_export(struct device *d, uint64_t retriever_epoch, struct err *err)
+{
+    struct export_options o = {.wanted = d->head.features,
+                               .decoder_epoch = d->head.decoder_epoch,
+                               .retriever_epoch = retriever_epoch,
+                               .chunk = d->options.chunk,
+                               .reader = d->head.retriever_device,
+                               .device = d->gpu};
+    if (o.wanted.layers == 0)
+        return 0;
+    scheduler_export(d->scheduler, NULL);
+    export_free(&d->export);
+    int r = export_create(&o, &d->export, err);
+    if (r < 0)
+        return r;
+    scheduler_export(d->scheduler, d->export);
+    struct post *post = mem_alloc(1, sizeof *post);
+    post->kind = POST_EXPORT;
+    post->fd = fcntl(export_fd(d->export), F_DUPFD_CLOEXEC, 0);
+    CHECK(post->fd >= 0);
+    put_post(d, post);
+    return 0;
+}
+
 static int prepare(struct device *d, struct err *err)
 {
     const struct stepper_attachment *at = &d->attachment;
@@ -205,12 +236,13 @@ static int prepare(struct device *d, struct err *err)
                                         .list_max = at->control->list_max,
                                         .sequences = sequences,
                                         .chunk = d->options.chunk,
-                                        .head = d->head,
+                                        .head = d->head.fingerprint,
+                                        .features = d->head.features.layers > 0,
                                         .eos = d->eos,
                                         .emit = emit,
                                         .arg = d};
     d->scheduler = scheduler_create(&options, d->stepper);
-    return 0;
+    return make_export(d, d->head.retriever_epoch, err);
 }
 
 static int obey(struct device *d, struct order *order, struct err *err)
@@ -233,6 +265,8 @@ static int obey(struct device *d, struct order *order, struct err *err)
         return scheduler_retriever_ready(d->scheduler, 0, err);
     case ORDER_RETRIEVER_READY:
         return scheduler_retriever_ready(d->scheduler, 1, err);
+    case ORDER_EXPORT:
+        return make_export(d, order->id, err);
     case ORDER_WAKE:
     case ORDER_ATTACH:
         break;
@@ -288,6 +322,7 @@ static void *device_main(void *arg)
     }
     scheduler_free(&d->scheduler);
     stepper_free(&d->stepper);
+    export_free(&d->export);
     pass_free(&d->pass); /* by the thread that made it */
     pass_gpu_free(&d->pass_gpu);
     weights_gpu_free(&d->weights);
@@ -307,11 +342,12 @@ struct device *device_start(const struct device_options *options, struct mailbox
     return d;
 }
 
-void device_attach(struct device *d, const struct stepper_attachment *attachment, uint64_t head)
+void device_attach(struct device *d, const struct stepper_attachment *attachment,
+                   const struct device_head *head)
 {
     d->attachment = *attachment;
     d->attachment.losses = &d->losses;
-    d->head = head;
+    d->head = *head;
     struct order *order = mem_alloc(1, sizeof *order);
     order->kind = ORDER_ATTACH;
     CHECK(mailbox_put(d->orders, order) == 0); /* nobody has ordered anything in numbers yet */

@@ -8,6 +8,7 @@
 
 #include "base/err.h"
 #include "base/mailbox.h"
+#include "decoder/export.h"
 #include "decoder/gpu_device.h"
 #include "decoder/pass.h"
 #include "decoder/order.h"
@@ -28,6 +29,7 @@ struct device_figures { /* a copy of the state after the last turn, or step */
     struct stepper_times steps;
     struct pass_times times;
     uint64_t activation_bytes;
+    struct export_figures features;
     char backend[128];
     bool on_gpu; /* then: */
     struct gpu_device_figures gpu;
@@ -40,9 +42,18 @@ struct device;
  * then POST_READY. `posts` is the loop's mailbox, borrowed; texts of the options too. */
 struct device *device_start(const struct device_options *options, struct mailbox *posts);
 
-/* Once: what the store handed over, which stays mapped until the device is freed, and the fingerprint of the
- * retrieval head. */
-void device_attach(struct device *d, const struct stepper_attachment *attachment, uint64_t head);
+/* What the retriever's head is, and whom hidden states go to where it reads any (layers 0: none). */
+struct device_head {
+    uint64_t fingerprint;
+    struct layout_features features;
+    uint64_t decoder_epoch, retriever_epoch;
+    char retriever_device[64]; /* "cpu", or a GPU's UUID */
+};
+
+/* Once: what the store handed over, which stays mapped until the device is freed. Where the head reads hidden
+ * states POST_EXPORT comes before POST_READY, and again for each ORDER_EXPORT. */
+void device_attach(struct device *d, const struct stepper_attachment *attachment,
+                   const struct device_head *head);
 
 /* Ends the thread at its next step boundary (abort the flags first where it may wait) and frees all. */
 void device_free(struct device **device);

@@ -26,18 +26,20 @@ struct generation {
     struct msg ask; /* GENERATE; owns its memory */
     struct sampler_params sampling;
     bool sparse;
-    uint32_t prompt;        /* tokens of it */
-    uint32_t capacity;      /* positions: prompt and what may be generated */
-    uint32_t *tokens;       /* [capacity], from OPENING on */
-    uint32_t count;         /* of them known */
-    uint32_t recorded;      /* of them in a posted record, or cached */
-    uint32_t sent;          /* generated tokens that went to the client */
-    uint32_t done;          /* positions whose KV is made */
-    uint32_t told;          /* positions that the retriever has */
-    uint32_t index, cached; /* GRANT */
-    uint32_t finish;        /* enum finish_reason, 0 while it goes on */
-    struct err failure;     /* FINISH_ERROR */
-    int64_t asked_ns;       /* when OPEN or CLOSE was sent */
+    uint32_t prompt;   /* tokens of it */
+    uint32_t capacity; /* positions: prompt and what may be generated */
+    uint32_t *tokens;  /* [capacity], from OPENING on */
+    uint32_t count;    /* of them known */
+    uint32_t recorded; /* of them in a posted record, or cached */
+    uint32_t sent;     /* generated tokens that went to the client */
+    uint32_t done;     /* positions whose KV is made */
+    uint32_t told;     /* positions that the retriever has */
+    /* Where its hidden states of the step last computed go: row and position of the first. */
+    uint32_t feature_row, feature_position;
+    uint32_t index, cached;                                       /* GRANT */
+    uint32_t finish;                                              /* enum finish_reason, 0 while it goes on */
+    struct err failure;                                           /* FINISH_ERROR */
+    int64_t asked_ns;                                             /* when OPEN or CLOSE was sent */
     int64_t queued_at_ns, granted_at_ns, first_at_ns, last_at_ns; /* 0: not yet */
 };
 

@@ -7,7 +7,8 @@
 #include "base/alloc.h"
 #include "base/check.h"
 
-static const char *const use_names[GPU_DEVICE_USES] = {"weights", "activations", "tables", "workspace"};
+static const char *const use_names[GPU_DEVICE_USES] = {"weights", "activations", "tables", "workspace",
+                                                       "features"};
 
 int gpu_device_open(const char *device, struct gpu_device **ret_device, struct err *err)
 {

@@ -13,6 +13,7 @@ enum gpu_device_use {
     GPU_DEVICE_ACTIVATIONS, /* inputs and chosen ids too */
     GPU_DEVICE_TABLES,      /* copies of the store's tables */
     GPU_DEVICE_WORKSPACE,   /* of attention */
+    GPU_DEVICE_FEATURES,    /* hidden states that the retriever reads */
     GPU_DEVICE_USES
 };
 

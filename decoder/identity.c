@@ -16,6 +16,7 @@ int identity_init(struct identity *id, const struct model *model, uint32_t conte
                        context, longest);
     memset(id, 0, sizeof *id);
     id->tokenizer = model_tokenizer_fingerprint(model);
+    id->hidden = c->hidden;
     snprintf(id->device, sizeof id->device, "cpu");
     struct kv_layout *l = &id->layout;
     l->model = model_fingerprint(model);
@@ -79,6 +80,22 @@ static int compare_model(const struct identity *id, const struct msg_hello *hell
     return 0;
 }
 
+/* Whether the model has the hidden states that the head reads. */
+static int check_features(const struct identity *id, const struct msg_hello *hello, struct err *err)
+{
+    const struct layout_features *f = &hello->features;
+    if (!hello->has_features)
+        return 0;
+    if (f->hidden != id->hidden)
+        return differ("features: hidden", f->hidden, id->hidden, err);
+    uint32_t last = f->layer[f->layers - 1]; /* they ascend */
+    if (last > id->layout.layers)
+        return err_set(err, -EPROTO,
+                       "retriever: features: layer: found %" PRIu32 ", expected at most %" PRIu32, last,
+                       id->layout.layers);
+    return 0;
+}
+
 int identity_join(struct identity *id, const struct msg_hello *hello, struct err *err)
 {
     int r = compare_model(id, hello, err);
@@ -93,7 +110,12 @@ int identity_join(struct identity *id, const struct msg_hello *hello, struct err
     for (uint32_t g = joined.groups + 1; g <= LIMIT_GROUPS; g++)
         joined.group_first_layer[g] = 0;
     id->layout = joined;
+    r = check_features(id, hello, err);
+    if (r < 0)
+        return r;
     id->head = hello->head;
+    if (hello->has_features)
+        id->features = hello->features;
     return 0;
 }
 
@@ -105,6 +127,9 @@ int identity_compare(const struct identity *id, const struct msg_hello *hello, s
     if (hello->head != id->head)
         return err_set(err, -EPROTO, "retriever: head: found %016" PRIx64 ", expected %016" PRIx64,
                        hello->head, id->head);
+    struct layout_features features = hello->has_features ? hello->features : (struct layout_features){0};
+    if (memcmp(&features, &id->features, sizeof features))
+        return err_set(err, -EPROTO, "retriever: features: found other layers than the first one's");
     if (hello->layout.groups != id->layout.groups)
         return differ("groups", hello->layout.groups, id->layout.groups, err);
     return 0;

@@ -11,8 +11,10 @@
 struct identity {
     struct kv_layout layout; /* groups: 0 until a retriever has told them */
     struct hash128 tokenizer;
-    uint64_t head;   /* fingerprint of the retriever's head */
-    char device[48]; /* "cpu", or the GPU's UUID */
+    uint64_t head;                   /* fingerprint of the retriever's head */
+    uint32_t hidden;                 /* width of the model's hidden states */
+    struct layout_features features; /* hidden states that the head reads; layers 0: none */
+    char device[48];                 /* "cpu", or the GPU's UUID */
 };
 
 /* `context` 0: the model's. -EINVAL when the model or the context exceeds what the formats hold. */

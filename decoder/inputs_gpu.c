@@ -13,7 +13,7 @@ enum { LINE = 64, ALIGN = 16, PENALTIES_INITIAL = 4096 };
 
 /* Byte offsets of a batch of n tokens, e entries. */
 struct early {
-    size_t positions, counts, params, penalty_begin, penalty_params, bytes; /* ids: 0 */
+    size_t positions, counts, features, params, penalty_begin, penalty_params, bytes; /* ids: 0 */
 };
 
 struct inputs_gpu {
@@ -34,7 +34,7 @@ struct inputs_gpu {
     const struct step_record *record; /* of this step */
     const struct stepper_spec *spec;
     struct early at;
-    uint32_t tokens, entries, rows, penalized, span_max, count_max;
+    uint32_t tokens, entries, rows, penalized, span_max, count_max, exported;
     uint32_t wanted[LIMIT_SEQUENCES]; /* token of each sampling row */
     uint32_t part_of[LIMIT_SEQUENCES];
 };
@@ -49,7 +49,8 @@ static struct early early_of(uint32_t n, uint32_t e)
     struct early at;
     at.positions = round_up(n * sizeof(uint32_t), ALIGN);
     at.counts = 2 * at.positions;
-    at.params = 3 * at.positions;
+    at.features = 3 * at.positions;
+    at.params = 4 * at.positions;
     at.penalty_begin = round_up(at.params + e * sizeof(struct cuda_sample_params), ALIGN);
     at.penalty_params = round_up(at.penalty_begin + (e + 1) * sizeof(uint32_t), ALIGN);
     at.bytes = round_up(at.penalty_params + e * 3 * sizeof(float), ALIGN);
@@ -150,12 +151,16 @@ void inputs_gpu_free(struct inputs_gpu **inputs)
 static void lay_tokens(struct inputs_gpu *in)
 {
     uint32_t *ids = (uint32_t *)in->host, *positions = (uint32_t *)(in->host + in->at.positions),
-             *counts = (uint32_t *)(in->host + in->at.counts);
-    in->span_max = in->count_max = 0;
+             *counts = (uint32_t *)(in->host + in->at.counts),
+             *features = (uint32_t *)(in->host + in->at.features);
+    in->span_max = in->count_max = in->exported = 0;
     for (uint32_t e = 0; e < in->entries; e++) {
         const struct step_entry *entry = &in->record->entry[e];
+        uint32_t row = in->spec->parts[e].features;
+        in->exported += row != EXPORT_NONE;
         for (uint32_t i = 0; i < entry->count; i++) {
             uint32_t t = entry->token_at + i;
+            features[t] = row == EXPORT_NONE ? EXPORT_NONE : row + i;
             ids[t] = in->record->token[t];
             positions[t] = entry->position + i;
             counts[t] = entry->position + i + 1;
@@ -310,6 +315,11 @@ int inputs_gpu_queue_ids(struct inputs_gpu *in)
 {
     return in->api->copy(in->host + ids_at(in), in->copy + ids_at(in), in->rows * sizeof(int32_t),
                          in->device->stream);
+}
+
+const uint32_t *inputs_gpu_features(const struct inputs_gpu *in)
+{
+    return in->exported ? (const uint32_t *)(in->copy + in->at.features) : NULL;
 }
 
 void inputs_gpu_batch(const struct inputs_gpu *in, struct pass_gpu_batch *ret)

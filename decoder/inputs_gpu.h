@@ -42,6 +42,10 @@ int inputs_gpu_queue(struct inputs_gpu *in);
 int inputs_gpu_queue_rows(struct inputs_gpu *in, enum places_phase phase);
 int inputs_gpu_queue_ids(struct inputs_gpu *in); /* the chosen ones, back */
 
+/* Device address of each token's row in the feature segment, EXPORT_NONE for tokens without; NULL: no token
+ * of this step has one. */
+const uint32_t *inputs_gpu_features(const struct inputs_gpu *in);
+
 /* The batch of this step, but for row_count; and its sampling. */
 void inputs_gpu_batch(const struct inputs_gpu *in, struct pass_gpu_batch *ret);
 void inputs_gpu_sampling(const struct inputs_gpu *in, struct pass_gpu_sampling *ret);

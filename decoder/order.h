@@ -15,6 +15,7 @@ enum order_kind {                  /* loop -> device */
                   ORDER_RETRIEVER_LOST,
                   ORDER_WAKE,   /* the store rang, or the thread shall end */
                   ORDER_ATTACH, /* device_attach: the store's memory is mapped */
+                  ORDER_EXPORT, /* id: epoch of another retriever, whose head reads hidden states */
 };
 
 struct order {
@@ -29,6 +30,7 @@ enum post_kind {                 /* device -> loop */
                  POST_RETRIEVER, /* msg */
                  POST_OPENED,    /* text: "cpu", or the UUID of the GPU that was opened */
                  POST_READY,     /* weights and activations are there */
+                 POST_EXPORT,    /* fd: a feature segment for the retriever */
                  POST_FATAL,     /* text: why nothing can go on */
 };
 
@@ -36,6 +38,7 @@ struct post {
     enum post_kind kind;
     struct msg msg; /* its memory is freed with mem_free */
     char text[ERR_TEXT_MAX];
+    int fd; /* POST_EXPORT: the post's own */
 };
 
 #endif

@@ -51,8 +51,8 @@ struct pass_source {
     int (*layer)(void *arg, uint32_t layer, struct pass_kv *kv, struct err *err);
     /* Called after a layer was computed: its pieces are written and it reads no more. May be NULL. */
     void (*layer_done)(void *arg, uint32_t layer);
-    /* Called with the hidden states that enter a layer, x [token][hidden], tokens in the order of entries;
-     * with `layer` == the number of layers for those that leave the last one. May be NULL. */
+    /* Called with the hidden states that enter a layer, x [token][hidden], tokens in the order of the
+     * entries, and with `layer` == the number of layers for those that leave the last one. May be NULL. */
     void (*hidden)(void *arg, uint32_t layer, const float *x);
     void *arg;
 };

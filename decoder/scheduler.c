@@ -15,6 +15,7 @@
 struct scheduler {
     struct scheduler_options options;
     struct stepper *stepper;
+    struct export *export;                          /* NULL: the head reads no hidden states */
     struct generation *all[SCHEDULER_REQUESTS_MAX]; /* in order of arrival */
     uint32_t count;
     bool retriever_ready;
@@ -32,7 +33,7 @@ struct scheduler *scheduler_create(const struct scheduler_options *options, stru
     struct scheduler *s = mem_alloc(1, sizeof *s);
     s->options = *options;
     s->stepper = stepper;
-    s->retriever_ready = true;
+    s->retriever_ready = !options->features;
     return s;
 }
 
@@ -129,13 +130,20 @@ static void send_close(struct scheduler *s, struct generation *q)
     }
 }
 
+/* Whether the retriever needs the sequence's hidden states. */
+static bool reads_features(const struct scheduler *s, const struct generation *q)
+{
+    return s->options.features && q->sparse;
+}
+
 static void take_grant(struct scheduler *s, struct generation *q, const struct msg_grant *grant)
 {
     if (q->state != GENERATION_OPENING)
         return;
     q->granted_at_ns = clock_now_ns();
     q->state = GENERATION_PREFILL;
-    if (grant->index >= LIMIT_SEQUENCES || grant->cached >= q->prompt || grant->cached % BLOCK_TOKENS) {
+    if (grant->index >= LIMIT_SEQUENCES || grant->cached >= q->prompt || grant->cached % BLOCK_TOKENS ||
+        (grant->cached && reads_features(s, q))) {
         generation_fail(q, -EPROTO, "kvstore granted index %u and %u cached of %u tokens, which cannot be",
                         grant->index, grant->cached, q->prompt);
         return;
@@ -189,6 +197,12 @@ void scheduler_retriever(struct scheduler *s, const struct msg *msg)
         generation_fail(q, msg->error.code < 0 ? msg->error.code : -EPROTO, "retriever: %s", msg->error.text);
 }
 
+void scheduler_export(struct scheduler *s, struct export *export)
+{
+    s->export = export;
+    stepper_export(s->stepper, export);
+}
+
 int scheduler_retriever_ready(struct scheduler *s, int ready, struct err *err)
 {
     uint32_t lost = 0;
@@ -239,23 +253,59 @@ static void admit(struct scheduler *s)
             emit(s, SCHEDULER_TO_RETRIEVER, &msg);
         }
         generation_open_store(q, s->options.head, &msg);
+        if (reads_features(s, q)) /* of cached positions there are none, so nothing may be cached */
+            msg.open.flags = 0;
         emit(s, SCHEDULER_TO_STORE, &msg);
     }
 }
 
+/* Row of the hidden states of the position before `first`, of its own for 0. Names it and what follows, up to
+ * `count` tokens' worth, to the retriever. */
+static uint32_t name_rows(struct scheduler *s, const struct generation *q, uint32_t first, uint32_t count)
+{
+    uint32_t before = first ? first - 1 : 0, rows = count - (first == 0);
+    CHECK(before >= q->feature_position && before + rows <= q->done);
+    uint32_t row = q->feature_row + before - q->feature_position;
+    export_named(s->export, row, rows);
+    return row;
+}
+
+/* A STEP message with room for entries, tokens and rows. */
+static void begin_step(struct scheduler *s, uint32_t step, uint32_t entries, uint32_t tokens, struct msg *ret)
+{
+    size_t rows = s->options.features ? entries : 0;
+    *ret = (struct msg){.kind = MSG_STEP, .id = step};
+    struct msg_step_entry *at = mem_alloc(1, entries * sizeof *at + (tokens + rows) * sizeof(uint32_t));
+    uint32_t *ids = (uint32_t *)(at + entries);
+    ret->memory = at;
+    ret->step = (struct msg_step){.entries = at,
+                                  .entry_count = entries,
+                                  .tokens = {ids, tokens},
+                                  .features = {ids + tokens, (uint32_t)rows}};
+    if (rows)
+        ret->step.reading = export_message(s->export);
+}
+
+static void put_entry(struct scheduler *s, struct msg *msg, uint32_t i, const struct msg_step_entry *entry,
+                      const struct generation *q)
+{
+    ((struct msg_step_entry *)msg->memory)[i] = *entry;
+    if (msg->step.features.count)
+        ((uint32_t *)msg->step.features.at)[i] = name_rows(s, q, entry->position, entry->count);
+}
+
 /* Tells the retriever the tokens of one sequence up to `end`, in messages of at most a record's length. Only
  * the last asks for a selection, if any does. */
-static void tell_retriever(struct scheduler *s, struct generation *q, uint32_t end, bool select)
+static void tell_retriever(struct scheduler *s, struct generation *q, uint32_t step, uint32_t end,
+                           bool select)
 {
     while (q->told < end) {
         uint32_t n = end - q->told < LIMIT_STEP_TOKENS ? end - q->told : LIMIT_STEP_TOKENS;
-        struct msg msg = {.kind = MSG_STEP, .id = stepper_next(s->stepper)};
-        struct msg_step_entry *entry = mem_alloc(1, sizeof *entry + n * sizeof(uint32_t));
         uint32_t flags = select && q->told + n == end ? STEP_ENTRY_SELECT : 0;
-        *entry = (struct msg_step_entry){q->id, q->index, q->told, n, flags};
-        memcpy(entry + 1, q->tokens + q->told, n * sizeof(uint32_t));
-        msg.memory = entry;
-        msg.step = (struct msg_step){entry, 1, {(const uint32_t *)(entry + 1), n}};
+        struct msg msg;
+        begin_step(s, step, 1, n, &msg);
+        put_entry(s, &msg, 0, &(struct msg_step_entry){q->id, q->index, q->told, n, flags}, q);
+        memcpy((uint32_t *)msg.step.tokens.at, q->tokens + q->told, n * sizeof(uint32_t));
         q->told += n;
         emit(s, SCHEDULER_TO_RETRIEVER, &msg);
     }
@@ -264,18 +314,25 @@ static void tell_retriever(struct scheduler *s, struct generation *q, uint32_t e
 /* The same for one new token of each member, in one message. */
 static void tell_retriever_batch(struct scheduler *s, uint32_t count)
 {
-    struct msg msg = {.kind = MSG_STEP, .id = stepper_next(s->stepper)};
-    struct msg_step_entry *entries = mem_alloc(count, sizeof *entries + sizeof(uint32_t));
-    uint32_t *tokens = (uint32_t *)(entries + count);
+    struct msg msg;
+    begin_step(s, stepper_next(s->stepper), count, count, &msg);
     for (uint32_t i = 0; i < count; i++) {
         struct generation *q = s->members[i];
         CHECK(q->told == q->done);
-        entries[i] = (struct msg_step_entry){q->id, q->index, q->done, 1, STEP_ENTRY_SELECT};
-        tokens[i] = q->tokens[q->told++];
+        put_entry(s, &msg, i, &(struct msg_step_entry){q->id, q->index, q->done, 1, STEP_ENTRY_SELECT}, q);
+        ((uint32_t *)msg.step.tokens.at)[i] = q->tokens[q->told++];
     }
-    msg.memory = entries;
-    msg.step = (struct msg_step){entries, count, {tokens, count}};
     emit(s, SCHEDULER_TO_RETRIEVER, &msg);
+}
+
+/* Of a head that reads hidden states, what of a prompt can be told behind a chunk that ends at `end`: the
+ * token at `end` needs those of the one before it. Its `step` is the one that is done: the next one's
+ * selections may follow from it. */
+static void tell_behind(struct scheduler *s, struct generation *q, uint32_t end)
+{
+    uint32_t known = end < q->prompt ? end + 1 : q->prompt;
+    bool select = known == q->prompt && q->ask.generate.selection != SELECTION_CURRENT;
+    tell_retriever(s, q, stepper_next(s->stepper) - 1, known, select);
 }
 
 static void take_token(struct scheduler *s, struct generation *q, int32_t token)
@@ -326,8 +383,19 @@ static int compute(struct scheduler *s, const struct stepper_spec *spec, struct 
 static void add_member(struct scheduler *s, uint32_t at, struct generation *q, uint32_t count, bool sampled)
 {
     s->members[at] = q;
-    s->parts[at] =
-        (struct stepper_part){q->id, q->index, q->done, count, q->tokens, sampled ? &q->sampling : NULL};
+    s->parts[at] = (struct stepper_part){.id = q->id,
+                                         .index = q->index,
+                                         .position = q->done,
+                                         .count = count,
+                                         .history = q->tokens,
+                                         .sampling = sampled ? &q->sampling : NULL,
+                                         .features = EXPORT_NONE};
+    if (!reads_features(s, q))
+        return;
+    q->feature_row = s->parts[at].features = q->state == GENERATION_PREFILL
+                                                 ? export_chunk(s->export, count)
+                                                 : export_step(s->export, q->index, q->done);
+    q->feature_position = q->done;
 }
 
 /* Whether the sequence may touch positions [0, end) in a dense step; if not it is ended. */
@@ -349,13 +417,17 @@ static int prefill(struct scheduler *s, struct generation *q, struct err *err)
     bool last = end == q->prompt;
     if (!fits_staging(s, q, end))
         return 0;
-    if (q->sparse)
-        tell_retriever(s, q, end, last && q->ask.generate.selection != SELECTION_CURRENT);
+    bool behind = reads_features(s, q);
+    if (q->sparse && !behind)
+        tell_retriever(s, q, stepper_next(s->stepper), end,
+                       last && q->ask.generate.selection != SELECTION_CURRENT);
     add_member(s, 0, q, n, last);
     struct stepper_spec spec = {STEP_DENSE, SELECTION_CURRENT, 1, s->parts, 1};
     int r = compute(s, &spec, err);
     if (r < 0 || q->done < end)
         return r;
+    if (behind)
+        tell_behind(s, q, end);
     struct msg msg;
     s->figures.prompt_tokens += n;
     generation_progress(q, &msg);
@@ -379,11 +451,13 @@ static int decode_sparse(struct scheduler *s, enum selection_mode mode, struct e
     for (uint32_t i = 0; i < s->count; i++) {
         struct generation *q = s->all[i];
         if (q->state == GENERATION_DECODE && !q->finish && q->sparse && q->ask.generate.selection == mode)
-            add_member(s, n++, q, 1, true);
+            s->members[n++] = q;
     }
     if (n == 0)
         return 0;
-    tell_retriever_batch(s, n);
+    tell_retriever_batch(s, n); /* names rows of the steps before */
+    for (uint32_t i = 0; i < n; i++)
+        add_member(s, i, s->members[i], 1, true);
     struct stepper_spec spec = {STEP_SPARSE, mode, 0, s->parts, n};
     return compute(s, &spec, err);
 }
@@ -420,8 +494,12 @@ static void close_finished(struct scheduler *s)
         struct generation *q = s->all[i];
         if (computes(q) && q->finish && q->count > q->recorded && q->count > q->prompt) {
             s->members[n] = q;
-            s->parts[n++] =
-                (struct stepper_part){q->id, q->index, q->recorded, q->count - q->recorded, q->tokens, NULL};
+            s->parts[n++] = (struct stepper_part){.id = q->id,
+                                                  .index = q->index,
+                                                  .position = q->recorded,
+                                                  .count = q->count - q->recorded,
+                                                  .history = q->tokens,
+                                                  .features = EXPORT_NONE};
         }
     }
     if (n > 0) {

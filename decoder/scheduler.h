@@ -4,6 +4,7 @@
 #ifndef DECODER_SCHEDULER_H
 #define DECODER_SCHEDULER_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/err.h"
@@ -22,6 +23,7 @@ struct scheduler_options {
     uint32_t chunk;     /* prefill tokens a step */
     uint64_t head;      /* fingerprint of the retrieval head: part of how sparse KV is made */
     const uint8_t *eos; /* [vocab], borrowed: 1 = ends a generation */
+    bool features;      /* the head reads hidden states: scheduler_export says where they go */
     /* Sends `msg`, whose memory (mem_free) passes to the callee; msg->id is the sequence or step. To a
      * client the sequence's id names the request. */
     void (*emit)(void *arg, enum scheduler_target target, const struct msg *msg);
@@ -51,6 +53,10 @@ void scheduler_retriever(struct scheduler *s, const struct msg *msg);
 /* The retriever is there (again), or gone: then sparse sequences that live are lost, -EPIPE, and new ones are
  * refused. */
 int scheduler_retriever_ready(struct scheduler *s, int ready, struct err *err);
+
+/* Where hidden states go; borrowed, of the stepper too. Before the retriever is ready for the first time, and
+ * before each time it is ready again. */
+void scheduler_export(struct scheduler *s, struct export *export);
 
 /* One prefill chunk and one decode step of every sequence that is so far. 1: there is more to compute; 0:
  * nothing until an order comes. Negative: the step could not be done, the store is lost; call no more. */

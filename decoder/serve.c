@@ -24,6 +24,7 @@
 #include "base/trace.h"
 #include "decoder/attach.h"
 #include "decoder/device.h"
+#include "decoder/handover.h"
 #include "decoder/identity.h"
 #include "decoder/requests.h"
 #include "decoder/status.h"
@@ -43,11 +44,16 @@ struct serve {
     struct bus_server *server;
     struct bus_client *retriever, *store;
     char retriever_path[RUNTIME_PATH_MAX], store_path[RUNTIME_PATH_MAX], segments_path[RUNTIME_PATH_MAX];
+    char features_path[RUNTIME_PATH_MAX];
+    uint64_t retriever_epoch;
+    char retriever_device[64];
+    struct handover handover; /* of the feature segment, where the retriever's head reads one */
     struct attach attach;
     struct mailbox *posts;
     struct device *device;
     struct requests requests;
-    const char *state; /* static text */
+    const char *state;  /* static text */
+    bool loaded, taken; /* the device thread is ready; the retriever uses the feature segment */
     bool ready, draining, ending;
     int exit_code;
 };
@@ -89,6 +95,7 @@ static void end(struct serve *s, int exit_code, const char *text)
     }
     if (s->attach.control.at)
         flag_abort_all(attach_control(&s->attach));
+    handover_abort(&s->handover);
     loop_add_timer(s->loop, LAST_WORDS_NS, stop_loop, s);
 }
 
@@ -257,9 +264,12 @@ static void to_client(struct serve *s, struct msg *msg)
         end(s, 0, "drained");
 }
 
-static void device_ready(struct serve *s)
+/* Once the device thread is ready and, where hidden states are read, the retriever has them. */
+static void look_ready(struct serve *s)
 {
     struct device_figures f;
+    if (s->ready || !s->loaded || (s->identity.features.layers && !s->taken))
+        return;
     device_figures(s->device, &f);
     s->ready = true;
     log_info("ready: %s, %" PRIu64 " MiB of activations, %u sequences", f.backend, f.activation_bytes >> 20,
@@ -267,8 +277,35 @@ static void device_ready(struct serve *s)
     if (f.on_gpu)
         log_info("GPU %s%s: %" PRIu64 " MiB in all", f.gpu.info.uuid, f.gpu.info.mps ? " under MPS" : "",
                  f.gpu.total_bytes >> 20);
+    if (s->identity.features.layers)
+        log_info("hidden states of %u layers go to the retriever: prompts are computed whole, without cached "
+                 "prefixes",
+                 s->identity.features.layers);
     set_state(s, "ready");
     sd_notify(0, "READY=1");
+}
+
+/* The device thread made a feature segment for the retriever. */
+static void hand_over(struct serve *s, int fd)
+{
+    struct err err = {0};
+    set_state(s, "waiting for the retriever to take hidden states");
+    s->taken = false;
+    if (handover_send(&s->handover, s->features_path, fd, bus_epoch(s->bus), &err) < 0)
+        fail(s, "retriever: %s", err.text);
+}
+
+static void handed_over(void *arg, const char *why)
+{
+    struct serve *s = arg;
+    if (why) {
+        fail(s, "retriever did not take the segment of hidden states: %s", why);
+        return;
+    }
+    s->taken = true;
+    set_state(s, s->ready ? "ready" : "loading");
+    give_order(s, ORDER_RETRIEVER_READY, 0, NULL);
+    look_ready(s);
 }
 
 static const struct bus_client_ops retriever_ops;
@@ -308,7 +345,11 @@ static void handle_post(struct serve *s, struct post *post)
         device_opened(s, post->text);
         break;
     case POST_READY:
-        device_ready(s);
+        s->loaded = true;
+        look_ready(s);
+        break;
+    case POST_EXPORT:
+        hand_over(s, post->fd);
         break;
     case POST_FATAL:
         fail(s, "%s", post->text);
@@ -370,7 +411,12 @@ static void attach_device(struct serve *s)
                                             .store_bell = s->attach.store_bell,
                                             .early_layers = early < layers ? early : layers - 1};
     set_state(s, "loading weights and making activations");
-    device_attach(s->device, &attachment, s->identity.head);
+    struct device_head head = {.fingerprint = s->identity.head,
+                               .features = s->identity.features,
+                               .decoder_epoch = bus_epoch(s->bus),
+                               .retriever_epoch = s->retriever_epoch};
+    snprintf(head.retriever_device, sizeof head.retriever_device, "%s", s->retriever_device);
+    device_attach(s->device, &attachment, &head);
 }
 
 /* The descriptors, and later the store's death. */
@@ -441,10 +487,15 @@ static void retriever_welcome(void *arg, const struct msg_hello *hello, uint64_t
         fail(s, "%s", err.text);
         return;
     }
+    s->retriever_epoch = epoch;
+    snprintf(s->retriever_device, sizeof s->retriever_device, "%s", hello->device);
     log_info("greeted retriever %016" PRIx64 ": %u layer groups, head %016" PRIx64, epoch,
              s->identity.layout.groups, s->identity.head);
     if (again) {
-        give_order(s, ORDER_RETRIEVER_READY, 0, NULL);
+        if (s->identity.features.layers)
+            give_order(s, ORDER_EXPORT, epoch, NULL); /* and when it has that, ORDER_RETRIEVER_READY */
+        else
+            give_order(s, ORDER_RETRIEVER_READY, 0, NULL);
         return;
     }
     struct msg_hello own;
@@ -468,6 +519,7 @@ static void retriever_lost(void *arg, const char *why)
 {
     struct serve *s = arg;
     log_warn("retriever is gone: %s", why);
+    handover_abort(&s->handover);
     give_order(s, ORDER_RETRIEVER_LOST, 0, NULL);
 }
 
@@ -497,6 +549,8 @@ static int open_sockets(struct serve *s, struct err *err)
     if (r == 0)
         r = runtime_path(dir, "kvstore.fd", s->segments_path, err);
     if (r == 0)
+        r = runtime_path(dir, "retriever.fd", s->features_path, err);
+    if (r == 0)
         r = bus_serve(s->bus, server, ROLE_DECODER, &server_ops, s, &s->server, err);
     return r;
 }
@@ -505,6 +559,7 @@ static void serve_close(struct serve *s)
 {
     device_free(&s->device); /* before what it uses goes */
     bus_free(&s->bus);
+    handover_close(&s->handover);
     attach_close(&s->attach);
     if (s->posts)
         loop_remove_fd(s->loop, mailbox_fd(s->posts));
@@ -520,6 +575,7 @@ int serve_run(const struct settings *options, const struct model *model)
     attach_init(&s.attach);
     requests_init(&s.requests);
     s.loop = loop_create();
+    handover_init(&s.handover, s.loop, handed_over, &s);
     s.posts = mailbox_create(POSTS_MAX);
     struct daemon daemon = {.loop = s.loop, .options = &options->daemon, .end = on_end, .arg = &s};
     int r = daemon_watch(&daemon, &err);

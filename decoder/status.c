@@ -83,12 +83,24 @@ static void put_gpu(json_t *root, const struct device_figures *f)
     figures_count(o, "activations_bytes", g->bytes[GPU_DEVICE_ACTIVATIONS]);
     figures_count(o, "tables_bytes", g->bytes[GPU_DEVICE_TABLES]);
     figures_count(o, "workspace_bytes", g->bytes[GPU_DEVICE_WORKSPACE]);
+    figures_count(o, "features_bytes", g->bytes[GPU_DEVICE_FEATURES]);
     figures_count(o, "library_bytes", g->library_bytes);
     figures_count(o, "total_bytes", g->total_bytes);
     figures_count(o, "graphs_made", f->gpu_steps.captured);
     figures_count(o, "graphs_launched", f->gpu_steps.launched);
     figures_count(o, "steps_repeated", f->gpu_steps.repeated);
     figures_count(o, "steps_measured", f->gpu_steps.profiled);
+}
+
+/* Hidden states that the retriever's head reads. */
+static void put_features(json_t *root, const struct export_figures *f)
+{
+    json_t *o = figures_section(root, "features");
+    figures_count(o, "rows", f->rows);
+    figures_count(o, "bytes", f->bytes);
+    figures_bool(o, "on_gpu", f->on_gpu);
+    figures_count(o, "waits", f->waits);
+    figures_ms(o, "wait_ms", f->wait_ns);
 }
 
 char *status_of_decoder(const struct status *s)
@@ -113,6 +125,8 @@ char *status_of_decoder(const struct status *s)
         put_steps(o, &s->device->steps);
         put_times(o, s->device);
         put_wait_lengths(o, s->device);
+        if (s->device->features.rows)
+            put_features(o, &s->device->features);
         if (s->device->on_gpu)
             put_gpu(o, s->device);
     }

@@ -49,6 +49,7 @@ struct step_gpu {
     uint32_t sequences_max, runs;
     struct inputs_gpu *inputs;
     struct tables_gpu *tables;
+    const struct export *export; /* NULL: nobody reads hidden states */
     struct cached graphs[STEP_GPU_GRAPHS];
     uint64_t graphs_generation, clock;
     struct consumed consumed[LIMIT_RUNS];
@@ -97,6 +98,12 @@ static void drop_graphs(struct step_gpu *g)
     for (uint32_t i = 0; i < STEP_GPU_GRAPHS; i++)
         if (g->graphs[i].graph)
             g->api->graph_free(&g->graphs[i].graph);
+}
+
+void step_gpu_export(struct step_gpu *g, const struct export *export)
+{
+    drop_graphs(g);
+    g->export = export;
 }
 
 void step_gpu_free(struct step_gpu **step)
@@ -210,6 +217,14 @@ static int end_layer(void *arg, uint32_t layer, struct err *err)
     return r < 0 ? gpu_device_error(g->device, r, "a host call", err) : 0;
 }
 
+static int pass_hidden(void *arg, uint32_t layer, const float *x, struct err *err)
+{
+    struct step_gpu *g = arg;
+    const uint32_t *rows = inputs_gpu_features(g->inputs);
+    int r = rows ? export_queue(g->export, layer, x, rows, g->record->tokens) : 0;
+    return r < 0 ? gpu_device_error(g->device, r, "hidden states", err) : 0;
+}
+
 /* ---- queueing ---- */
 
 /* Everything of the step, from its inputs to the chosen ids. */
@@ -217,7 +232,7 @@ static int queue_step(struct step_gpu *g, struct err *err)
 {
     struct pass_gpu_batch batch;
     struct pass_gpu_sampling sampling;
-    struct pass_gpu_source source = {begin_layer, end_layer, NULL, g};
+    struct pass_gpu_source source = {begin_layer, end_layer, g->export ? pass_hidden : NULL, g};
     inputs_gpu_batch(g->inputs, &batch);
     inputs_gpu_sampling(g->inputs, &sampling);
     batch.row_count = g->sequences_max;

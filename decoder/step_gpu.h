@@ -53,6 +53,9 @@ int step_gpu_create(const struct kv_layout *layout, struct control_header *contr
                     struct step_gpu **ret_step, struct err *err);
 void step_gpu_free(struct step_gpu **step);
 
+/* From now on hidden states go there; NULL: nowhere. Borrowed. Graphs made before are void. */
+void step_gpu_export(struct step_gpu *step, const struct export *export);
+
 /* Computes the posted step of `record`. On success ret_tokens [spec->count] holds the chosen ids, -1 where
  * the logits are not finite; of dropped parts anything. Errors as stepper_run, and -EIO: the GPU is lost.
  * After an error nothing of the step is left on the stream, and no further step can be run; where the stream

@@ -28,6 +28,8 @@ struct stepper {
     struct pass *pass;    /* NULL: on a GPU */
     struct step_gpu *gpu; /* NULL: on the CPU */
     struct places *places;
+    struct export *export;      /* NULL: nobody reads hidden states */
+    uint32_t *feature_rows;     /* [LIMIT_STEP_TOKENS] of the step's tokens */
     struct step_record *record; /* of the step posted last */
     struct pass_entry *entries; /* [LIMIT_SEQUENCES] */
     void *scratch;              /* of the sampler */
@@ -46,6 +48,7 @@ static struct stepper *create(const struct stepper_attachment *attachment)
     s->places = places_create(&attachment->layout, attachment->control, attachment->device);
     s->record = mem_alloc(1, sizeof *s->record);
     s->entries = mem_alloc(LIMIT_SEQUENCES, sizeof *s->entries);
+    s->feature_rows = mem_alloc(LIMIT_STEP_TOKENS, sizeof *s->feature_rows);
     s->next = attachment->control->first_step;
     s->runs = layout_runs(&attachment->layout);
     return s;
@@ -79,8 +82,16 @@ void stepper_free(struct stepper **stepper)
     places_free(&s->places);
     mem_free(&s->record);
     mem_free(&s->entries);
+    mem_free(&s->feature_rows);
     mem_free(&s->scratch);
     mem_free(stepper);
+}
+
+void stepper_export(struct stepper *s, struct export *export)
+{
+    s->export = export;
+    if (s->gpu)
+        step_gpu_export(s->gpu, export);
 }
 
 static struct control_flag *flag_at(struct stepper *s, unsigned flag)
@@ -278,15 +289,24 @@ static void sample_all(struct stepper *s, const struct stepper_spec *spec, struc
     s->times.sampling += clock_now_ns() - begin;
 }
 
+static void take_hidden(void *arg, uint32_t layer, const float *x)
+{
+    struct stepper *s = arg;
+    export_write(s->export, layer, x, s->feature_rows, s->record->tokens);
+}
+
 static int run_cpu(struct stepper *s, const struct stepper_spec *spec, struct err *err)
 {
+    uint32_t t = 0;
     for (uint32_t i = 0; i < spec->count; i++) {
         const struct stepper_part *p = &spec->parts[i];
+        for (uint32_t j = 0; j < p->count; j++)
+            s->feature_rows[t++] = p->features == EXPORT_NONE ? EXPORT_NONE : p->features + j;
         s->entries[i] =
             (struct pass_entry){p->history + p->position, p->position, p->count, p->sampling ? 1 : 0};
     }
     s->run = s->runs;
-    struct pass_source source = {begin_layer, end_layer, NULL, s};
+    struct pass_source source = {begin_layer, end_layer, s->export ? take_hidden : NULL, s};
     return pass_run(s->pass, s->entries, spec->count, &source, err);
 }
 
@@ -304,6 +324,18 @@ static int run_gpu(struct stepper *s, const struct stepper_spec *spec, struct st
     int r = step_gpu_run(s->gpu, s->record, spec, &tables, tokens, err);
     for (uint32_t i = 0; r == 0 && i < spec->count; i++)
         verdicts[i].token = tokens[i];
+    return r;
+}
+
+/* Rows that this step writes. */
+static int claim_rows(struct stepper *s, const struct stepper_spec *spec, struct err *err)
+{
+    int r = 0;
+    for (uint32_t i = 0; i < spec->count && s->export && r == 0; i++)
+        if (spec->parts[i].features != EXPORT_NONE)
+            r = export_claim(s->export, spec->parts[i].features, spec->parts[i].count, err);
+    if (r < 0)
+        s->times.waits_broken++;
     return r;
 }
 
@@ -325,7 +357,10 @@ int stepper_run(struct stepper *s, const struct stepper_spec *spec, struct stepp
     CHECK(spec->kind != STEP_RECORD && s->record->kind == spec->kind && s->record->entries == spec->count);
     int64_t tables_before = s->times.wait_tables, rows_before = s->times.wait_rows;
     places_begin(s->places, s->record);
-    int r = s->gpu ? run_gpu(s, spec, ret_verdicts, err) : run_cpu(s, spec, err);
+    int r = claim_rows(s, spec, err);
+    if (r < 0)
+        return r;
+    r = s->gpu ? run_gpu(s, spec, ret_verdicts, err) : run_cpu(s, spec, err);
     if (r < 0)
         return r;
     s->used_version = s->record->resident_version;

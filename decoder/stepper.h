@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "decoder/export.h"
 #include "decoder/pass.h"
 #include "decoder/waits.h"
 #include "model/sampler.h"
@@ -26,6 +27,8 @@ struct stepper_part { /* what one sequence adds to a step */
     uint32_t count;
     const uint32_t *history;               /* [position + count] the sequence's tokens, each < vocab */
     const struct sampler_params *sampling; /* how the token after these is chosen; NULL: none is */
+    uint32_t
+        features; /* row of the first token's hidden states (export.h), the others' follow; EXPORT_NONE */
 };
 
 struct stepper_spec {
@@ -77,6 +80,9 @@ struct stepper *stepper_create(const struct stepper_attachment *attachment, stru
 int stepper_create_gpu(const struct stepper_attachment *attachment, struct pass_gpu *pass,
                        struct stepper **ret_stepper, struct err *err);
 void stepper_free(struct stepper **stepper);
+
+/* Where hidden states go from now on, between steps; NULL: nowhere. Borrowed. */
+void stepper_export(struct stepper *s, struct export *export);
 
 /* Takes over the resident set that the store proposes, if it is another: call between steps only. */
 void stepper_adopt_residents(struct stepper *s);

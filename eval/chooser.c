@@ -121,12 +121,21 @@ void chooser_feed(struct chooser *c, const uint32_t *tokens, uint32_t count, con
                   bool weigh)
 {
     CHECK(count > 0 && count <= c->options.context - c->count);
-    (void)features; /* projection_create refuses heads that look at them */
+    uint32_t rows = chooser_looks(c) ? count - (c->count == 0) : 0;
+    float *own = NULL;
     c->count += count;
     if (!c->projection)
         return;
     struct projection_part part = {.keys = &c->keys, .tokens = tokens, .count = count, .query = weigh};
+    if (rows) {
+        const struct head_config *h = head_config(c->options.head);
+        own = mem_alloc((size_t)rows * h->feature_layer_count * h->feature_hidden, sizeof *own);
+        taps_gather(c->options.taps, c->options.head, features, rows, own);
+        part.features = own;
+        part.features_type = DTYPE_F32;
+    }
     projection_run(c->projection, &part, 1);
+    mem_free(&own);
     for (uint32_t g = 0; weigh && g < c->groups; g++)
         weigh_group(c, g);
 }

@@ -27,7 +27,9 @@ static struct memory_gpu_head head_of(const struct model *model, const struct he
                                   .groups = h->groups,
                                   .rope_dims = h->rope.dims,
                                   .views = h->views,
-                                  .taps = h->taps};
+                                  .taps = h->taps,
+                                  .features = (uint64_t)h->feature_layer_count * h->feature_hidden,
+                                  .feature_input_norm = head_shared(head)->feature_input_norm.data != NULL};
     for (uint32_t g = 0; g < h->groups; g++)
         ret.head_norms += !!head_groups(head)[g].q_norm.data + !!head_groups(head)[g].k_norm.data;
     return ret;
@@ -66,6 +68,10 @@ void gpu_memory_plan(const struct gpu_memory_load *load, uint64_t cap, struct gp
                                     .sequences = load->sequences,
                                     .budget = load->budget,
                                     .slots = load->slots ? load->slots : load->budget + load->budget / 2};
+    if (load->head && load->with_retriever) {
+        steps.feature_layers = head_config(load->head)->feature_layer_count;
+        steps.feature_hidden = head_config(load->head)->feature_hidden;
+    }
     uint64_t processes = load->with_retriever ? 3 : 2,
              context = (load->context_bytes ? load->context_bytes : MEMORY_GPU_CONTEXT) + MEMORY_GPU_ROUNDING;
     struct kv_layout layout;
@@ -92,7 +98,7 @@ void gpu_memory_plan(const struct gpu_memory_load *load, uint64_t cap, struct gp
         ret->retriever_workspace = retriever.workspace;
     }
     ret->taken = ret->contexts + ret->libraries + ret->mapping + ret->weights + ret->activations +
-                 ret->workspace + ret->tables + ret->retriever_weights + ret->retriever_keys +
+                 ret->features + ret->workspace + ret->tables + ret->retriever_weights + ret->retriever_keys +
                  ret->retriever_workspace;
     ret->kv = cap > ret->taken ? cap - ret->taken : 0;
     ret->store = context + memory_gpu_tables(&layout, &steps) + ret->kv;
@@ -115,11 +121,12 @@ int gpu_memory_check(const struct gpu_memory *p, uint64_t least, struct err *err
     return err_set(err, -ENOMEM,
                    "GPU memory: of %llu MiB, contexts take %llu, libraries %llu, tables of the host's memory "
                    "%llu, weights %llu, activations %llu, "
-                   "workspace %llu, tables %llu, the retriever's weights %llu, keys %llu and workspace %llu: "
+                   "hidden states for the retriever %llu, workspace %llu, tables %llu, the retriever's "
+                   "weights %llu, keys %llu and workspace %llu: "
                    "found %llu left for the KV cache, expected at least %llu (--gpu-memory, --sequences, "
                    "--ctx-size, --retriever-device)",
                    mib(p->cap), mib(p->contexts), mib(p->libraries), mib(p->mapping), mib(p->weights),
-                   mib(p->activations), mib(p->workspace), mib(p->tables), mib(p->retriever_weights),
-                   mib(p->retriever_keys), mib(p->retriever_workspace), (unsigned long long)(p->kv >> 20),
-                   mib(least));
+                   mib(p->activations), mib(p->features), mib(p->workspace), mib(p->tables),
+                   mib(p->retriever_weights), mib(p->retriever_keys), mib(p->retriever_workspace),
+                   (unsigned long long)(p->kv >> 20), mib(least));
 }

@@ -15,6 +15,7 @@ struct gpu_memory {
     uint64_t contexts, libraries; /* of all processes on it; the MPS server is among the contexts */
     uint64_t mapping;             /* the card's own tables of the host arena, of no process */
     uint64_t weights, activations, workspace, tables;
+    uint64_t features; /* hidden states that the decoder writes for the retriever */
     uint64_t retriever_weights, retriever_keys, retriever_workspace; /* 0: it is elsewhere */
     uint64_t taken;                                                  /* all of the above */
     uint64_t kv;                                                     /* cap - taken, 0 where that is less */

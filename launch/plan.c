@@ -316,6 +316,7 @@ static json_t *terms_json(const struct gpu_memory *t)
                  {"mapping_bytes", t->mapping},
                  {"weights_bytes", t->weights},
                  {"activations_bytes", t->activations},
+                 {"features_bytes", t->features},
                  {"workspace_bytes", t->workspace},
                  {"tables_bytes", t->tables},
                  {"retriever_weights_bytes", t->retriever_weights},

@@ -157,9 +157,9 @@ static int check_frame(const struct fdpass_frame *frame, uint32_t count, struct 
     if (frame->magic != FDPASS_MAGIC)
         return err_set(err, -EPROTO, "descriptor socket: magic: found %08x, expected %08x", frame->magic,
                        FDPASS_MAGIC);
-    if (frame->kind < FDPASS_ASK || frame->kind > FDPASS_ARENA)
+    if (frame->kind < FDPASS_ASK || frame->kind > FDPASS_TAKEN)
         return err_set(err, -EPROTO, "descriptor socket: kind: found %u, expected %u to %u", frame->kind,
-                       FDPASS_ASK, FDPASS_ARENA);
+                       FDPASS_ASK, FDPASS_TAKEN);
     if (frame->fds != count)
         return err_set(err, -EPROTO, "descriptor socket: descriptors: found %u, expected %u", count,
                        frame->fds);

@@ -11,7 +11,7 @@
 
 #define FDPASS_FDS_MAX 8
 
-/* The only two messages of this socket. Fixed 64 bytes, little-endian. */
+/* The only messages of these sockets. Fixed 64 bytes, little-endian. */
 struct fdpass_frame {
     uint32_t magic;    /* FDPASS_MAGIC */
     uint32_t kind;     /* enum fdpass_kind */
@@ -27,6 +27,8 @@ enum fdpass_kind {
         2,            /* store -> decoder: device memory (a memfd; not of a GPU), control segment, doorbell of
                            the store, doorbell of the decoder; value: store epoch, device, control bytes */
     FDPASS_ARENA = 3, /* store -> supervisor: host arena; value: bytes */
+    FDPASS_FEATURES = 4, /* decoder -> retriever: feature segment */
+    FDPASS_TAKEN = 5,    /* retriever -> decoder: it is used */
 };
 _Static_assert(sizeof(struct fdpass_frame) == 64, "wire");
 

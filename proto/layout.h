@@ -58,4 +58,11 @@ static inline uint64_t layout_row_at(const struct kv_layout *layout, uint32_t ro
     return ((uint64_t)row_head * BLOCK_TOKENS + token) * layout->layers * layout->piece_bytes;
 }
 
+/* Hidden states of the model that a retrieval head reads; proto/features.h. */
+struct layout_features {
+    uint32_t layers;                      /* 1 .. LIMIT_FEATURE_LAYERS */
+    uint32_t hidden;                      /* width of each */
+    uint32_t layer[LIMIT_FEATURE_LAYERS]; /* those that enter this layer, ascending; zero past `layers` */
+};
+
 #endif

@@ -17,6 +17,8 @@
 #define LIMIT_TEXT_BYTES      1024u /* names, reasons */
 #define LIMIT_STATUS_BYTES    (1u << 20)
 #define LIMIT_STOP_IDS        16u
+#define LIMIT_FEATURE_LAYERS  8u     /* of a head: layers whose inputs it reads */
+#define LIMIT_FEATURE_HIDDEN  65536u /* width of each */
 
 #define BLOCK_TOKENS   64u          /* a block = a page: unit of host allocation / of device pages */
 #define SLAB_BYTES_MIN (256u << 10) /* pages and slots are cut from slabs; larger only if a page is */

@@ -2,6 +2,7 @@
 #include "proto/memory_gpu.h"
 
 #include "proto/control.h"
+#include "proto/features.h"
 
 enum {
     ATTENTION_PART = 256, /* list entries of one part of attention's work */
@@ -36,6 +37,15 @@ void memory_gpu_retriever(const struct memory_gpu_head *h, uint32_t context, uin
     ret->weights = h->vocab * (2 * hidden + 4) +
                    h->groups * (2 * heads * h->head_dim * inputs + 4 * hidden + 4 * views * taps) +
                    2 * (uint64_t)h->rope_dims + 4 * (uint64_t)h->head_norms * h->head_dim;
+    uint64_t features_row = 0;
+    if (h->features) { /* fc and norms, the projections' second halves; rows, their sums, what was normed */
+        ret->weights += hidden * (2 * h->features + 4) + h->groups * 2 * heads * h->head_dim * hidden;
+        features_row = 2 * h->features + 6 * hidden;
+    }
+    if (h->features && h->feature_input_norm) {
+        ret->weights += 4 * h->features;
+        features_row += 4 * h->features;
+    }
     ret->group_bytes = sequences * ret->row_bytes;
     ret->keys = h->groups * ret->group_bytes + 8 * (uint64_t)sequences;
     ret->slice = (uint32_t)(fit < 1 ? 1 : fit < sequences ? fit : sequences);
@@ -45,13 +55,13 @@ void memory_gpu_retriever(const struct memory_gpu_head *h, uint32_t context, uin
     /* One query's lists may lose all that they had, and get as much. */
     ret->changes = larger(2 * h->groups * pooled, work / INDEX_SHARE) / 16 * 16;
     ret->sets = sequences * (uint64_t)h->groups * h->kv_heads * 2 * parts(context, SET_WORD) * 4;
-    uint64_t of_a_token = 2 * inputs + 4 * kv_row + 4 * (uint64_t)h->rope_dims;
-    uint64_t numbers = 4 * LIMIT_STEP_TOKENS + (MEMORY_GPU_TAPS - 1) * LIMIT_SEQUENCES +
-                       (MEMORY_GPU_TAPS + 7) * LIMIT_SEQUENCES + 1;
+    uint64_t of_a_token = 2 * inputs + 4 * kv_row + 4 * (uint64_t)h->rope_dims + features_row;
+    uint64_t numbers = 5 * LIMIT_STEP_TOKENS + (MEMORY_GPU_TAPS - 1) * LIMIT_SEQUENCES +
+                       (MEMORY_GPU_TAPS + 8) * LIMIT_SEQUENCES + 1;
     ret->workspace = ret->scores + 2 * ret->pooled + 2 * ret->index + ret->sets + ret->changes +
                      MEMORY_GPU_CHUNK * of_a_token +
                      4 * (uint64_t)h->groups * LIMIT_SEQUENCES * h->q_heads * h->head_dim +
-                     4 * lists * (2 + (MASSES + UINT64_C(2)) * h->groups) + 4 * numbers;
+                     4 * lists * (2 + 2 * (MASSES + UINT64_C(2)) * h->groups) + 4 * numbers;
 }
 
 uint64_t memory_gpu_tables(const struct kv_layout *layout, const struct memory_gpu_load *load)
@@ -84,6 +94,9 @@ void memory_gpu_decoder(const struct memory_gpu_model *m, const struct kv_layout
     ret->activations =
         tokens * (4 * hidden + 2 * widest + 4 * qkv + 8 * (uint64_t)m->ffn + 4 * (uint64_t)m->rope_dims) +
         load->sequences * 4 * (hidden + m->vocab) + INPUTS;
+    if (load->feature_layers)
+        ret->features = features_bytes((uint32_t)(load->context < prompt ? load->context : prompt),
+                                       load->feature_layers, load->feature_hidden, DTYPE_BF16);
     ret->workspace =
         larger(attention_work(load->sequences, m, load->budget), attention_work(1, m, load->context));
 }

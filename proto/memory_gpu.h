@@ -26,13 +26,17 @@ struct memory_gpu_model {
 struct memory_gpu_head {
     uint32_t vocab, hidden, q_heads, kv_heads, head_dim, groups, rope_dims;
     uint32_t head_norms;  /* of queries and of keys, all groups */
-    uint32_t views, taps; /* sums of embeddings that a product reads, and tokens of each; 0: as 1 */
+    uint32_t views, taps; /* sums of embeddings that a product reads; tokens of each; 0: as 1 */
+    uint64_t features;    /* elements of hidden states that a token brings; 0: none */
+    int feature_input_norm;
 };
 
 struct memory_gpu_load {
     uint32_t context, sequences;
     uint32_t budget; /* positions of the longest list */
     uint32_t slots;  /* of one (sequence, group, row head) */
+    /* Hidden states of a token that a retriever on the same card reads, and their width; 0: none. */
+    uint32_t feature_layers, feature_hidden;
 };
 
 /* The retriever's buffers. */
@@ -53,7 +57,7 @@ void memory_gpu_retriever(const struct memory_gpu_head *head, uint32_t context, 
                           uint64_t work, struct memory_gpu_retriever *ret);
 
 struct memory_gpu_decoder {
-    uint64_t weights, activations, workspace, tables;
+    uint64_t weights, activations, workspace, tables, features;
 };
 void memory_gpu_decoder(const struct memory_gpu_model *model, const struct kv_layout *layout,
                         const struct memory_gpu_load *load, struct memory_gpu_decoder *ret);

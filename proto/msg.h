@@ -23,8 +23,8 @@
 #include "proto/layout.h"
 #include "proto/limits.h"
 
-#define MSG_VERSION     2u
-#define MSG_VERSION_MIN 2u
+#define MSG_VERSION     3u
+#define MSG_VERSION_MIN 3u
 
 enum msg_kind {
     MSG_HELLO = 1,   /* any -> server, first of a conversation */
@@ -78,6 +78,8 @@ struct msg_hello {        /* HELLO and WELCOME */
     struct kv_layout layout;
     struct hash128 tokenizer; /* fingerprint, zero when the sender has none */
     uint64_t head;            /* a retriever's: fingerprint of its head (low half), else 0 */
+    bool has_features;
+    struct layout_features features; /* a retriever's, when its head reads any */
 };
 
 struct msg_error {
@@ -159,8 +161,10 @@ struct msg_step_entry { /* 24 bytes on the wire, little-endian, in `entries` bin
 
 struct msg_step { /* id = step */
     const struct msg_step_entry *entries;
-    uint32_t entry_count;   /* <= LIMIT_SEQUENCES */
-    struct msg_u32s tokens; /* of all entries, in order */
+    uint32_t entry_count;     /* <= LIMIT_SEQUENCES */
+    struct msg_u32s tokens;   /* of all entries, in order */
+    struct msg_u32s features; /* of each entry the first row (SHARED-MEMORY.md section 4), or empty */
+    uint32_t reading;         /* number of the message among those that name rows, cyclic */
 };
 
 enum topk_entry_flags {

@@ -55,6 +55,13 @@ static const struct field layout_fields[] = { /* ranges: layout_check */
     END,
 };
 
+static const struct field features_fields[] = { /* layer: check_hello */
+    U32(layout_features, layers, 1, LIMIT_FEATURE_LAYERS),
+    U32(layout_features, hidden, 1, LIMIT_FEATURE_HIDDEN),
+    WORDS(layout_features, layer),
+    END,
+};
+
 static const struct field hello_fields[] = {
     U32(msg_hello, role, ROLE_DECODER, ROLE_LAUNCH),
     U32(msg_hello, version_min, ANY32),
@@ -64,6 +71,7 @@ static const struct field hello_fields[] = {
     STRUCT_IF(msg_hello, layout, has_layout, layout_fields),
     HASH(msg_hello, tokenizer),
     U64(msg_hello, head, ANY64),
+    STRUCT_IF(msg_hello, features, has_features, features_fields),
     END,
 };
 
@@ -171,6 +179,8 @@ static const struct field prefixed_fields[] = {
 static const struct field step_fields[] = {
     ENTRIES(msg_step, entries, msg_step_entry, 1, LIMIT_SEQUENCES),
     IDS(msg_step, tokens, 1, LIMIT_STEP_TOKENS),
+    IDS(msg_step, features, 0, LIMIT_SEQUENCES),
+    U32(msg_step, reading, ANY32),
     END,
 };
 
@@ -253,9 +263,26 @@ static int refuse_above(const char *what, uint64_t found, uint64_t most, struct 
                    (unsigned long long)most);
 }
 
+static int check_features(const struct layout_features *f, struct err *err)
+{
+    for (uint32_t i = 0; i < LIMIT_FEATURE_LAYERS; i++) {
+        if (i >= f->layers && f->layer[i])
+            return refuse("HELLO: features: layer past the layers", f->layer[i], 0, err);
+        if (i < f->layers && f->layer[i] > LIMIT_LAYERS)
+            return refuse_above("HELLO: features: layer", f->layer[i], LIMIT_LAYERS, err);
+        if (i && i < f->layers && f->layer[i] <= f->layer[i - 1])
+            return err_set(err, -EPROTO,
+                           "HELLO: features: layer: found %u behind %u, expected ascending ones", f->layer[i],
+                           f->layer[i - 1]);
+    }
+    return 0;
+}
+
 static int check_hello(const struct msg *msg, struct err *err)
 {
     const struct msg_hello *hello = &msg->hello;
+    if (hello->has_features && check_features(&hello->features, err) < 0)
+        return -EPROTO;
     if (!hello->has_layout)
         return 0;
     if (layout_check(&hello->layout, err) < 0)
@@ -335,6 +362,8 @@ static int check_step(const struct msg *msg, struct err *err)
     }
     if (sum != step->tokens.count)
         return refuse("STEP: tokens", step->tokens.count, sum, err);
+    if (step->features.count && step->features.count != step->entry_count)
+        return refuse("STEP: features", step->features.count, step->entry_count, err);
     return check_step_id("STEP: id", msg, err);
 }
 

@@ -15,6 +15,7 @@
 #include "base/alloc.h"
 #include "base/check.h"
 #include "base/log.h"
+#include "retriever/card_features.h"
 #include "retriever/card_private.h"
 #include "retriever/mix.h"
 
@@ -55,13 +56,17 @@ static int check_options(const struct card_options *o, struct err *err)
     if (o->context > CUDA_TOPK_MAX)
         return err_set(err, -ENOTSUP, "context on a GPU: found %" PRIu32 ", expected at most %d", o->context,
                        CUDA_TOPK_MAX);
-    return projection_check_features(o->head, err);
+    if (h->feature_hidden % 8)
+        return err_set(err, -ENOTSUP,
+                       "%s: feature_hidden on a GPU: found %" PRIu32 ", expected a multiple of 8",
+                       head_path(o->head), h->feature_hidden);
+    return 0;
 }
 
 /* ---- memory -------------------------------------------------------------------------------------------- */
 
 /* Takes memory of a kind; the first failure stays in *rc. */
-static void *take(struct card *c, uint64_t bytes, uint64_t *kind, int *rc, struct err *err)
+void *card_take(struct card *c, uint64_t bytes, uint64_t *kind, int *rc, struct err *err)
 {
     void *at = NULL;
     CHECK(c->owned_count < (int)(sizeof c->owned / sizeof *c->owned));
@@ -116,46 +121,53 @@ uint64_t card_results_bytes(const struct card *c)
     return 4 * lists * (CARD_MASSES + 2) * c->config->groups;
 }
 
-static int take_memory(struct card *c, const struct head_group *groups, struct err *err)
+static int take_memory(struct card *c, const struct head *head, struct err *err)
 {
+    const struct head_group *groups = head_groups(head);
     const struct head_config *h = c->config;
     struct card_bytes *b = &c->bytes;
     uint64_t q_row = (uint64_t)h->q_heads * h->head_dim, k_row = (uint64_t)h->kv_heads * h->head_dim;
     uint64_t lists = (uint64_t)LIMIT_SEQUENCES * h->kv_heads;
     int rc = check_room(c, err);
-    c->table = take(c, 2 * (uint64_t)h->vocab * h->hidden, &b->weights, &rc, err);
-    c->row_scale = take(c, 4 * (uint64_t)h->vocab, &b->weights, &rc, err);
+    c->table = card_take(c, 2 * (uint64_t)h->vocab * h->hidden, &b->weights, &rc, err);
+    c->row_scale = card_take(c, 4 * (uint64_t)h->vocab, &b->weights, &rc, err);
     for (uint32_t g = 0; g < h->groups; g++) {
-        c->group[g].norm = take(c, 4 * h->hidden, &b->weights, &rc, err);
+        c->group[g].norm = card_take(c, 4 * h->hidden, &b->weights, &rc, err);
         if (groups[g].q_norm.data)
-            c->group[g].q_norm = take(c, 4 * h->head_dim, &b->weights, &rc, err);
+            c->group[g].q_norm = card_take(c, 4 * h->head_dim, &b->weights, &rc, err);
         if (groups[g].k_norm.data)
-            c->group[g].k_norm = take(c, 4 * h->head_dim, &b->weights, &rc, err);
-        c->group[g].q = take(c, 2 * q_row * c->inputs, &b->weights, &rc, err);
-        c->group[g].k = take(c, 2 * k_row * c->inputs, &b->weights, &rc, err);
-        c->group[g].taps = take(c, 4 * (uint64_t)c->views * c->taps, &b->weights, &rc, err);
+            c->group[g].k_norm = card_take(c, 4 * h->head_dim, &b->weights, &rc, err);
+        c->group[g].q = card_take(c, 2 * q_row * c->inputs, &b->weights, &rc, err);
+        c->group[g].k = card_take(c, 2 * k_row * c->inputs, &b->weights, &rc, err);
+        c->group[g].taps = card_take(c, 4 * (uint64_t)c->views * c->taps, &b->weights, &rc, err);
+        if (c->features.inputs) {
+            c->group[g].q_features = card_take(c, 2 * q_row * h->hidden, &b->weights, &rc, err);
+            c->group[g].k_features = card_take(c, 2 * k_row * h->hidden, &b->weights, &rc, err);
+        }
     }
-    c->inv_freq = take(c, 2 * h->rope.dims, &b->weights, &rc, err);
-    c->keys = take(c, h->groups * c->sizes.group_bytes, &b->keys, &rc, err);
-    c->key_at = take(c, 8 * c->sequences, &b->keys, &rc, err);
-    c->mixed = take(c, 2 * (uint64_t)CARD_TILE * c->inputs, &b->workspace, &rc, err);
-    c->k = take(c, 4 * CARD_TILE * k_row, &b->workspace, &rc, err);
-    c->angles = take(c, 4 * CARD_TILE * h->rope.dims, &b->workspace, &rc, err);
-    c->q = take(c, 4 * h->groups * LIMIT_SEQUENCES * q_row, &b->workspace, &rc, err);
-    c->work = take(c, c->sizes.scores, &b->workspace, &rc, err);
+    card_features_take(c, head_shared(head), &rc, err);
+    c->inv_freq = card_take(c, 2 * h->rope.dims, &b->weights, &rc, err);
+    c->keys = card_take(c, h->groups * c->sizes.group_bytes, &b->keys, &rc, err);
+    c->key_at = card_take(c, 8 * c->sequences, &b->keys, &rc, err);
+    c->mixed = card_take(c, 2 * (uint64_t)CARD_TILE * c->inputs, &b->workspace, &rc, err);
+    c->k = card_take(c, 4 * CARD_TILE * k_row, &b->workspace, &rc, err);
+    c->angles = card_take(c, 4 * CARD_TILE * h->rope.dims, &b->workspace, &rc, err);
+    c->q = card_take(c, 4 * h->groups * LIMIT_SEQUENCES * q_row, &b->workspace, &rc, err);
+    c->work = card_take(c, c->sizes.scores, &b->workspace, &rc, err);
     for (int lane = 0; lane < 2; lane++) {
-        c->weights[lane] = take(c, c->sizes.pooled, &b->workspace, &rc, err);
-        c->index[lane] = take(c, c->sizes.index, &b->workspace, &rc, err);
-        c->counts[lane] = take(c, 4 * lists, &b->workspace, &rc, err);
+        c->weights[lane] = card_take(c, c->sizes.pooled, &b->workspace, &rc, err);
+        c->index[lane] = card_take(c, c->sizes.index, &b->workspace, &rc, err);
+        c->counts[lane] = card_take(c, 4 * lists, &b->workspace, &rc, err);
     }
     c->ignored = (uint32_t *)c->weights[1];
-    c->masses = take(c, card_results_bytes(c), &b->workspace, &rc, err);
-    c->sets = take(c, c->sizes.sets, &b->workspace, &rc, err);
-    c->changes = take(c, c->sizes.changes, &b->workspace, &rc, err);
-    c->total = take(c, sizeof *c->total, &b->workspace, &rc, err);
-    c->tokens = take(c, sizeof *c->tokens, &b->workspace, &rc, err);
-    c->queries = take(c, sizeof *c->queries, &b->workspace, &rc, err);
-    c->ranges = take(c, sizeof *c->ranges, &b->workspace, &rc, err);
+    for (int i = 0; i < 2; i++)
+        c->masses[i] = card_take(c, card_results_bytes(c), &b->workspace, &rc, err);
+    c->sets = card_take(c, c->sizes.sets, &b->workspace, &rc, err);
+    c->changes = card_take(c, c->sizes.changes, &b->workspace, &rc, err);
+    c->total = card_take(c, sizeof *c->total, &b->workspace, &rc, err);
+    c->tokens = card_take(c, sizeof *c->tokens, &b->workspace, &rc, err);
+    c->queries = card_take(c, sizeof *c->queries, &b->workspace, &rc, err);
+    c->ranges = card_take(c, sizeof *c->ranges, &b->workspace, &rc, err);
     c->host_ranges = take_pinned(c, sizeof *c->ranges, &rc, err);
     c->host_tokens = take_pinned(c, sizeof *c->tokens, &rc, err);
     c->host_queries = take_pinned(c, sizeof *c->queries, &rc, err);
@@ -187,13 +199,21 @@ static float scale_of(const uint16_t *row, uint32_t cols, float eps)
     return (float)(1 / sqrt(sum / cols + (double)eps));
 }
 
-/* A matrix of any type to bf16 on the card, some hundred rows at a time. ret_scale [rows], or NULL. */
-static int upload_matrix(struct card *c, struct compute *compute, void *to, const struct model_tensor *t,
-                         float *ret_scale)
+struct columns { /* of a matrix */
+    const struct model_tensor *of;
+    uint32_t first, count;
+};
+
+/* Columns of a matrix of any type to bf16 on the card, some hundred rows at a time. ret_scale [rows], or
+ * NULL. */
+static int upload_columns(struct card *c, struct compute *compute, void *to, const struct columns *columns,
+                          float *ret_scale)
 {
+    const struct model_tensor *t = columns->of;
+    uint32_t cols = columns->count;
     struct matrix m = {t->type, t->rows, t->cols, t->data};
     float *wide = mem_alloc_aligned((size_t)UPLOAD_ROWS * m.cols, sizeof *wide);
-    uint16_t *narrow = mem_alloc_aligned((size_t)UPLOAD_ROWS * m.cols, sizeof *narrow);
+    uint16_t *narrow = mem_alloc_aligned((size_t)UPLOAD_ROWS * cols, sizeof *narrow);
     uint32_t ids[UPLOAD_ROWS];
     int rc = 0;
     for (uint32_t first = 0; first < m.rows && rc == 0; first += UPLOAD_ROWS) {
@@ -201,11 +221,12 @@ static int upload_matrix(struct card *c, struct compute *compute, void *to, cons
         for (uint32_t i = 0; i < n; i++)
             ids[i] = first + i;
         compute_embed(compute, wide, &m, ids, (int)n);
-        for (size_t i = 0; i < (size_t)n * m.cols; i++)
-            narrow[i] = dtype_f32_to_bf16(wide[i]);
+        for (size_t i = 0; i < n; i++)
+            for (size_t j = 0; j < cols; j++)
+                narrow[i * cols + j] = dtype_f32_to_bf16(wide[i * m.cols + columns->first + j]);
         for (uint32_t i = 0; i < n && ret_scale; i++)
-            ret_scale[first + i] = scale_of(narrow + (size_t)i * m.cols, m.cols, c->config->rms_eps);
-        rc = c->api->copy((uint16_t *)to + (size_t)first * m.cols, narrow, (size_t)n * m.cols * 2, c->stream);
+            ret_scale[first + i] = scale_of(narrow + (size_t)i * cols, cols, c->config->rms_eps);
+        rc = c->api->copy((uint16_t *)to + (size_t)first * cols, narrow, (size_t)n * cols * 2, c->stream);
         if (rc == 0)
             rc = c->api->stream_sync(c->stream); /* the buffer is written again */
     }
@@ -214,14 +235,20 @@ static int upload_matrix(struct card *c, struct compute *compute, void *to, cons
     return rc;
 }
 
+int card_upload_matrix(struct card *c, struct compute *compute, void *to, const struct model_tensor *t,
+                       float *ret_scale)
+{
+    return upload_columns(c, compute, to, &(struct columns){t, 0, t->cols}, ret_scale);
+}
+
 /* The embedding, and the norms of its rows. */
 static int upload_table(struct card *c, const struct card_options *o)
 {
     float *scale = mem_alloc(c->config->vocab, sizeof *scale);
-    int rc = upload_matrix(c, o->compute, c->table,
-                           c->config->embedding == HEAD_EMBEDDING_OWN ? &head_shared(o->head)->embedding
-                                                                      : model_token_embedding(o->model),
-                           scale);
+    int rc = card_upload_matrix(c, o->compute, c->table,
+                                c->config->embedding == HEAD_EMBEDDING_OWN ? &head_shared(o->head)->embedding
+                                                                           : model_token_embedding(o->model),
+                                scale);
     if (rc == 0)
         rc = c->api->copy(c->row_scale, scale, 4 * (size_t)c->config->vocab, c->stream);
     int synced = c->api->stream_sync(c->stream);
@@ -242,9 +269,15 @@ static int upload_group(struct card *c, struct compute *compute, const struct he
                    {to->q_norm, from->q_norm.data, h->head_dim},
                    {to->k_norm, from->k_norm.data, h->head_dim},
                    {to->taps, from->taps.data ? from->taps.data : &one, (size_t)c->views * c->taps}};
-    int rc = upload_matrix(c, compute, to->q, &from->q, NULL);
+    int rc = upload_columns(c, compute, to->q, &(struct columns){&from->q, 0, c->inputs}, NULL);
     if (rc == 0)
-        rc = upload_matrix(c, compute, to->k, &from->k, NULL);
+        rc = upload_columns(c, compute, to->k, &(struct columns){&from->k, 0, c->inputs}, NULL);
+    if (rc == 0 && to->q_features)
+        rc = upload_columns(c, compute, to->q_features, &(struct columns){&from->q, h->hidden, h->hidden},
+                            NULL);
+    if (rc == 0 && to->k_features)
+        rc = upload_columns(c, compute, to->k_features, &(struct columns){&from->k, h->hidden, h->hidden},
+                            NULL);
     for (size_t i = 0; i < sizeof vectors / sizeof *vectors && rc == 0; i++)
         if (vectors[i].from)
             rc = c->api->copy(vectors[i].to, vectors[i].from, 4 * vectors[i].count, c->stream);
@@ -260,6 +293,8 @@ static int upload(struct card *c, const struct card_options *o, struct err *err)
     for (uint32_t g = 0; g < c->config->groups && rc == 0; g++)
         rc = upload_group(c, o->compute, &head_groups(o->head)[g], &c->group[g]);
     if (rc == 0)
+        rc = card_features_upload(c, o->compute, head_shared(o->head));
+    if (rc == 0)
         rc = c->api->copy(c->inv_freq, c->rotation.inv_freq, 2 * (size_t)c->rotation.rope.dims, c->stream);
     if (rc == 0)
         rc = c->api->copy(c->key_at, at, 8 * (size_t)c->sequences, c->stream);
@@ -274,9 +309,10 @@ static int upload(struct card *c, const struct card_options *o, struct err *err)
 }
 
 /* For the arithmetic of memory_gpu.h. */
-static struct memory_gpu_head sizes_of(const struct card *c, const struct head_group *groups)
+static struct memory_gpu_head sizes_of(const struct card *c, const struct head *head)
 {
     const struct head_config *h = c->config;
+    const struct head_group *groups = head_groups(head);
     struct memory_gpu_head ret = {.vocab = h->vocab,
                                   .hidden = h->hidden,
                                   .q_heads = h->q_heads,
@@ -285,7 +321,9 @@ static struct memory_gpu_head sizes_of(const struct card *c, const struct head_g
                                   .groups = h->groups,
                                   .rope_dims = h->rope.dims,
                                   .views = c->views,
-                                  .taps = c->taps};
+                                  .taps = c->taps,
+                                  .features = c->features.inputs,
+                                  .feature_input_norm = head_shared(head)->feature_input_norm.data != NULL};
     for (uint32_t g = 0; g < h->groups; g++)
         ret.head_norms += !!groups[g].q_norm.data + !!groups[g].k_norm.data;
     return ret;
@@ -318,7 +356,8 @@ int card_create(const struct card_options *o, struct card **ret_card, struct err
     c->views = context ? c->config->views : 1;
     c->taps = context ? c->config->taps : 1;
     c->inputs = c->views * c->config->hidden;
-    struct memory_gpu_head head = sizes_of(c, head_groups(o->head));
+    c->features.inputs = card_features_inputs(c->config);
+    struct memory_gpu_head head = sizes_of(c, o->head);
     memory_gpu_retriever(&head, o->context, o->sequences, o->work_bytes ? o->work_bytes : MEMORY_GPU_WORK,
                          &c->sizes);
     c->scratch.topk = mem_alloc(o->context, sizeof *c->scratch.topk);
@@ -330,7 +369,7 @@ int card_create(const struct card_options *o, struct card **ret_card, struct err
     if (rc == 0)
         rc = make_streams(c, err);
     if (rc == 0)
-        rc = take_memory(c, head_groups(o->head), err);
+        rc = take_memory(c, o->head, err);
     if (rc == 0)
         rc = upload(c, o, err);
     if (rc < 0)
@@ -345,9 +384,7 @@ void card_free(struct card **card)
     struct card *c = *card;
     if (!c)
         return;
-    for (int i = 0; i < CARD_GRAPHS; i++)
-        if (c->graphs[i].graph)
-            c->api->graph_free(&c->graphs[i].graph);
+    card_drop_graphs(c);
     struct CUstream_st **const streams[] = {&c->stream, &c->lane[0], &c->lane[1], &c->out};
     for (size_t i = 0; i < sizeof streams / sizeof *streams; i++)
         if (*streams[i])
@@ -394,9 +431,7 @@ uint64_t card_key_bytes(const struct card *c)
 
 /* ---- projection ---------------------------------------------------------------------------------------- */
 
-/* Tokens that a product is made for: few shapes, so few plans. Rows past the real ones hold anything; nobody
- * reads what they give. */
-static uint32_t padded(uint32_t n)
+uint32_t card_padded(uint32_t n)
 {
     uint32_t p = 1;
     while (p < n)
@@ -404,11 +439,20 @@ static uint32_t padded(uint32_t n)
     return p;
 }
 
-/* out [n][rows] f32 = w times what mix() made. */
-static void multiply(struct card *c, float *out, const void *w, uint32_t rows, uint32_t n)
+/* out [n][rows] f32 = w times what mix() made (+ `features` times what card_features_run() made). */
+static void multiply(struct card *c, float *out, const void *w, const void *features, uint32_t rows,
+                     uint32_t n)
 {
-    struct cuda_matmul_shape shape = {.rows = rows, .cols = c->inputs, .n = padded(n), .out_type = DTYPE_F32};
+    struct cuda_matmul_shape shape = {
+        .rows = rows, .cols = c->inputs, .n = card_padded(n), .out_type = DTYPE_F32};
     struct cuda_matmul m = {.out = out, .w = w, .x = c->mixed};
+    card_must(c, c->api->matmul(c->gpu, &shape, &m, c->stream), "projection");
+    if (!features)
+        return;
+    shape.cols = c->config->hidden;
+    shape.accumulate = 1;
+    m.w = features;
+    m.x = c->features.normed;
     card_must(c, c->api->matmul(c->gpu, &shape, &m, c->stream), "projection");
 }
 
@@ -502,7 +546,7 @@ static void make_keys(struct card *c, uint32_t group, const uint32_t *places, co
                                  .n = b->n,
                                  .kv_heads = h->kv_heads,
                                  .head_dim = h->head_dim};
-    multiply(c, c->k, c->group[group].k, h->kv_heads * h->head_dim, b->n);
+    multiply(c, c->k, c->group[group].k, c->group[group].k_features, h->kv_heads * h->head_dim, b->n);
     norm_heads(c, c->k, c->group[group].k_norm, h->kv_heads, b->n);
     rotate(c, c->k, h->kv_heads, b->n);
     card_must(c, c->api->keys_append(&a, c->stream), "keys");
@@ -513,7 +557,7 @@ static void make_group_queries(struct card *c, uint32_t group, const struct batc
 {
     const struct head_config *h = c->config;
     float *q = c->q + (uint64_t)group * LIMIT_SEQUENCES * h->q_heads * h->head_dim;
-    multiply(c, q, c->group[group].q, h->q_heads * h->head_dim, b->n);
+    multiply(c, q, c->group[group].q, c->group[group].q_features, h->q_heads * h->head_dim, b->n);
     norm_heads(c, q, c->group[group].q_norm, h->q_heads, b->n);
     rotate(c, q, h->q_heads, b->n);
 }
@@ -526,7 +570,10 @@ static void append_tile(struct card *c, uint32_t first, uint32_t n)
                             .positions = c->tokens->position + first,
                             .id_count = sizeof c->tokens->id / sizeof *c->tokens->id,
                             .n = n};
+    const struct card_features_tokens features = {c->tokens->feature + first,
+                                                  c->host_tokens->position + first, n};
     make_angles(c, &b);
+    card_features_run(c, &features);
     for (uint32_t g = 0; g < c->config->groups; g++) {
         mix(c, g, &b);
         make_keys(c, g, c->tokens->place + first, &b);
@@ -545,6 +592,8 @@ static void make_queries(struct card *c, bool keys)
         return;
     card_must(c, c->api->copy(c->queries, c->host_queries, sizeof *c->queries, c->stream), "copy");
     make_angles(c, &b);
+    card_features_run(
+        c, &(struct card_features_tokens){c->queries->feature, c->host_queries->position, c->query_count});
     for (uint32_t g = 0; g < c->config->groups; g++) {
         mix(c, g, &b);
         if (keys)
@@ -587,6 +636,7 @@ static uint32_t put_tokens(struct card *c, const struct projection_part *part, u
         t->at[n] = put_id(c, t->id, n ? t->at[n - 1] + 1 : 0, part, i, i == 0 || n == 0);
         t->position[n] = part->keys->count + i;
         t->place[n] = part->place;
+        t->feature[n] = part->feature_row + projection_feature(part, i);
         if (++n < LIMIT_STEP_TOKENS)
             continue;
         append_waiting(c, n, true);
@@ -603,23 +653,26 @@ static void put_query(struct card *c, const struct projection_part *part)
     q->at[n] = put_id(c, q->id, n ? q->at[n - 1] + 1 : 0, part, last, true);
     q->position[n] = part->keys->count + last;
     q->place[n] = part->place;
+    q->feature[n] = part->feature_row + projection_feature(part, last);
     q->count[n] = part->keys->count + part->count;
 }
 
 void card_project(struct card *c, const struct projection_part *parts, uint32_t part_count)
 {
     uint32_t n = 0;
+    bool begins = false;                                /* a sequence, in whose place no features stand */
     CHECK(part_count <= LIMIT_SEQUENCES);               /* stretches of ids that fit */
     card_must(c, c->api->check(c->gpu, NULL), "state"); /* makes the device this thread's, too */
     c->query_count = 0;
     for (uint32_t p = 0; p < part_count; p++) {
+        begins |= parts[p].keys->count == 0;
         n = put_tokens(c, &parts[p], n);
         if (parts[p].query)
             put_query(c, &parts[p]);
         keys_advance(parts[p].keys, parts[p].tokens, parts[p].count);
     }
     /* A decode step may be a graph, with all that card_rank does. */
-    c->waiting = n == part_count && c->query_count == part_count;
+    c->waiting = n == part_count && c->query_count == part_count && !(begins && c->features.inputs);
     if (c->waiting)
         return;
     /* With queries card_rank waits. */
@@ -636,9 +689,10 @@ void card_queue_waiting(struct card *c)
 void card_prepare_products(struct card *c, uint32_t n)
 {
     const struct head_config *h = c->config;
-    struct cuda_matmul_shape shape = {.cols = c->inputs, .n = padded(n), .out_type = DTYPE_F32};
+    struct cuda_matmul_shape shape = {.cols = c->inputs, .n = card_padded(n), .out_type = DTYPE_F32};
     shape.rows = h->q_heads * h->head_dim;
     card_must(c, c->api->matmul_prepare(c->gpu, &shape, NULL), "projection");
     shape.rows = h->kv_heads * h->head_dim;
     card_must(c, c->api->matmul_prepare(c->gpu, &shape, NULL), "projection");
+    card_features_prepare(c, n);
 }

@@ -40,6 +40,12 @@ void card_free(struct card **card);
 const struct model_rope *card_rope(const struct card *card);
 const struct gpu_info *card_info(const struct card *card);
 
+const struct gpu_api *card_api(const struct card *card);
+struct gpu *card_gpu(const struct card *card);
+
+/* For a head with features of the model: their rows, at an address of the card, until other ones are set. */
+void card_set_features(struct card *card, const void *rows, uint32_t count);
+
 /* Bytes on the card, by kind. */
 struct card_bytes {
     uint64_t context, weights, keys, workspace, libraries;

@@ -23,7 +23,8 @@ struct card_queries {
     uint32_t id[LIMIT_SEQUENCES * HEAD_TAPS_MAX];
     uint32_t at[LIMIT_SEQUENCES], position[LIMIT_SEQUENCES];
     uint32_t place[LIMIT_SEQUENCES];
-    uint32_t count[LIMIT_SEQUENCES]; /* keys, the query's own included */
+    uint32_t count[LIMIT_SEQUENCES];   /* keys, the query's own included */
+    uint32_t feature[LIMIT_SEQUENCES]; /* row of the position before */
 };
 
 /* Top-K picks from [sinks, limit); `how` as struct cuda_sets has it. */
@@ -35,6 +36,7 @@ struct card_ranges {
 struct card_tokens {
     uint32_t id[LIMIT_STEP_TOKENS + LIMIT_SEQUENCES * (HEAD_TAPS_MAX - 1)];
     uint32_t at[LIMIT_STEP_TOKENS], position[LIMIT_STEP_TOKENS], place[LIMIT_STEP_TOKENS];
+    uint32_t feature[LIMIT_STEP_TOKENS]; /* row of the position before */
 };
 
 /* A step of one token and one query for each of `n` sequences, all lists in one slice a group: what a graph
@@ -59,10 +61,24 @@ struct card_slice {
 };
 
 struct card_group {
-    void *norm;            /* f32 [hidden] */
-    void *q_norm, *k_norm; /* f32 [head_dim], or NULL */
-    void *q, *k;           /* bf16 [heads * head_dim][inputs] */
-    void *taps;            /* f32 [views][taps] */
+    void *norm;                    /* f32 [hidden] */
+    void *q_norm, *k_norm;         /* f32 [head_dim], or NULL */
+    void *q, *k;                   /* bf16 [heads * head_dim][inputs] */
+    void *taps;                    /* f32 [views][taps] */
+    void *q_features, *k_features; /* bf16 [heads * head_dim][hidden], what features are multiplied by */
+};
+
+/* With features of the model; zeros without. */
+struct card_features {
+    uint64_t inputs;  /* elements of a row */
+    const void *rows; /* bf16 [row_count][inputs], the decoder's; NULL: none came */
+    uint32_t row_count;
+    void *fc;         /* bf16 [hidden][inputs] */
+    void *norm;       /* f32 [hidden] */
+    void *input_norm; /* f32 [inputs], or NULL */
+    float *wide;      /* [tile][inputs], with an input norm */
+    void *x, *normed; /* bf16 [tile][inputs], [tile][hidden] */
+    float *g;         /* [tile][hidden] */
 };
 
 struct card {
@@ -86,6 +102,7 @@ struct card {
     void *table;      /* bf16 [vocab][hidden] */
     float *row_scale; /* [vocab] of the table's rows: what an RMS norm multiplies by */
     struct card_group group[HEAD_GROUPS_MAX];
+    struct card_features features;
     float *inv_freq;
     uint8_t *keys;      /* f16 [group][sequence][kv_head][context][head_dim] */
     uint64_t *key_at;   /* [sequences] offsets inside a group */
@@ -103,7 +120,8 @@ struct card {
     uint32_t *total;   /* of them */
     /* [groups][CARD_MASSES][LIMIT_SEQUENCES * kv_heads] f32, then [LIMIT_SEQUENCES][lists][2] counts of
      * changes: one copy brings both */
-    float *masses;
+    float *masses[2]; /* of a flight each: one comes back while the other is made */
+    bool second;      /* the flight that is queued is the second */
     struct card_tokens *tokens;
     struct card_queries *queries;
     struct card_ranges *ranges;
@@ -130,7 +148,7 @@ struct card {
     uint64_t graph_clock, graph_steps;
     bool capturing, no_graphs; /* no_graphs: a capture failed */
     int capture_rc;            /* of the capture that goes on, the first error */
-    void *owned[6 * HEAD_GROUPS_MAX + 32];
+    void *owned[8 * HEAD_GROUPS_MAX + 40];
     int owned_count;
     void *pinned[10];
     int pinned_count;
@@ -139,6 +157,17 @@ struct card {
 /* Ends the process when `rc` is an error. */
 void card_must(struct card *card, int rc, const char *what);
 
+/* Device memory of a kind (of card->bytes); the first failure stays in *rc. */
+void *card_take(struct card *card, uint64_t bytes, uint64_t *kind, int *rc, struct err *err);
+
+/* A matrix of any type to bf16 on the card. ret_scale [rows]: what an RMS norm multiplies a row by, or
+ * NULL. */
+int card_upload_matrix(struct card *card, struct compute *compute, void *to, const struct model_tensor *t,
+                       float *ret_scale);
+
+/* Tokens that a product is made for: few shapes, so few plans. Rows past the real ones hold anything; nobody
+ * reads what they give. */
+uint32_t card_padded(uint32_t n);
 /* Queues what card_project left: keys and queries of a decode step. */
 void card_queue_waiting(struct card *card);
 /* Plans for n tokens, before a capture. */

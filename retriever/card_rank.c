@@ -178,7 +178,7 @@ static void queue_sum(struct card *c, const struct card_slice *s, uint32_t lane)
     struct cuda_topk t = {.index = c->ignored,
                           .index_stride = s->keys_max,
                           .ret_count = c->counts[lane],
-                          .ret_mass = masses_at(c->masses, c, s->group, MASS_ALL, s->first),
+                          .ret_mass = masses_at(c->masses[c->second], c, s->group, MASS_ALL, s->first),
                           .values = c->weights[lane],
                           .stride = stride_of(s->keys_max),
                           .end = c->queries->count + s->first,
@@ -197,7 +197,7 @@ static uint32_t *counts_in(float *results, const struct card *c)
 static struct cuda_sets sets_of(const struct card *c)
 {
     return (struct cuda_sets){.bits = c->sets,
-                              .count = counts_in(c->masses, c),
+                              .count = counts_in(c->masses[c->second], c),
                               .place = c->queries->place,
                               .how = c->ranges->how,
                               .words = set_words(c),
@@ -213,7 +213,7 @@ static void queue_slice(struct card *c, const struct card_slice *s)
     struct cuda_topk t = {.index = c->index[lane],
                           .index_stride = s->index_stride ? s->index_stride : 1,
                           .ret_count = c->counts[lane],
-                          .ret_mass = masses_at(c->masses, c, s->group, MASS_KEPT, s->first),
+                          .ret_mass = masses_at(c->masses[c->second], c, s->group, MASS_KEPT, s->first),
                           .values = c->weights[lane],
                           .stride = stride_of(s->keys_max),
                           .first = c->ranges->sinks + s->first,
@@ -283,6 +283,13 @@ static void pick_by_mass(struct card *c, const struct rank_item *items, const st
     }
 }
 
+/* Changes that there is room for in one of the two places where results land, or in both together. */
+static uint64_t room_of(const struct card *c, bool whole)
+{
+    uint64_t room = c->sizes.changes / sizeof *c->changes;
+    return whole ? room : room / 2 / 4 * 4;
+}
+
 /* Hands on what one query's set changed by; returns the place of the next one's. */
 static const uint32_t *hand_on(const struct card *c, const struct rank_item *items, uint32_t query,
                                const uint32_t *positions, const struct card_sink *sink)
@@ -292,6 +299,7 @@ static const uint32_t *hand_on(const struct card *c, const struct rank_item *ite
                                    .positions = positions};
     for (uint32_t i = 0; i < 2 * lists; i++)
         changes.total += changes.counts[i];
+    CHECK(changes.total <= (uint64_t)(c->host_changes + room_of(c, true) - positions));
     for (uint32_t g = 0; g < groups; g++)
         for (uint32_t h = 0; h < c->config->kv_heads; h++)
             collect_mass(c, &items[(uint64_t)query * groups + g], g, query, h);
@@ -305,7 +313,7 @@ static void queue_flight(struct card *c, const struct rank_item *items, const st
     uint64_t counts = 2 * sizeof(uint32_t) * card_lists(c);
     if (f->by_mass) /* lists by mass have no set on the card: nothing changes there */
         card_must(c,
-                  c->api->fill(counts_in(c->masses, c) + f->first * counts / sizeof(uint32_t), 0,
+                  c->api->fill(counts_in(c->masses[c->second], c) + f->first * counts / sizeof(uint32_t), 0,
                                (f->end - f->first) * counts, c->stream),
                   "fill");
     for (uint32_t g = 0; g < c->config->groups; g++)
@@ -320,13 +328,6 @@ static void queue_flight(struct card *c, const struct rank_item *items, const st
 }
 
 /* ---- what comes back ---- */
-
-/* Changes that there is room for in one of the two places where results land, or in both together. */
-static uint64_t room_of(const struct card *c, bool whole)
-{
-    uint64_t room = c->sizes.changes / sizeof *c->changes;
-    return whole ? room : room / 2 / 4 * 4;
-}
 
 /* What the sets of a flight changed by, and all counts and masses, to the host; `second`: the place where
  * they land. Then the ticket. */
@@ -344,7 +345,8 @@ static void queue_results(struct card *c, const struct flight *f, bool second, b
     join_lanes(c, c->out);
     if (f->positions)
         card_must(c, c->api->sets_changes(&changes, c->out), "changes");
-    card_must(c, c->api->copy(c->host_masses[second], c->masses, card_results_bytes(c), c->out), "copy");
+    card_must(c, c->api->copy(c->host_masses[second], c->masses[second], card_results_bytes(c), c->out),
+              "copy");
     card_must(c, c->api->flag_write(c->landed_device, ++c->ticket, c->out), "flag");
 }
 
@@ -418,10 +420,12 @@ static void queue_course(struct card *c, const struct rank_item *items, struct c
     card_queue_waiting(c);
     queue_ranges(c);
     for (uint32_t i = 0; i < plan->count; i++) {
+        c->second = i > 0;
         queue_flight(c, items, &plan->flight[i], &none);
         queue_results(c, &plan->flight[i], i > 0, plan->count == 1);
         plan->flight[i].ticket = c->ticket;
     }
+    c->second = false;
     join_all(c);
     follow(c, c->stream, c->out);
 }

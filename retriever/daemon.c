@@ -18,6 +18,7 @@
 #include "model/model.h"
 #include "retriever/arguments.h"
 #include "retriever/card.h"
+#include "retriever/rows.h"
 #include "retriever/selector.h"
 #include "retriever/endpoint.h"
 #include "retriever/worker.h"
@@ -93,6 +94,9 @@ static int identify(struct retriever *d, struct err *err)
     hello->tokenizer = head->tokenizer;
     hello->head = hash.lo;
     hello->has_layout = true;
+    hello->has_features = head->features == HEAD_FEATURES_TARGET;
+    if (hello->has_features)
+        hello->features = rows_features(head);
     layout->model = head->model;
     layout->layers = head->layers;
     layout->row_heads = layout->selection_heads = head->kv_heads;

@@ -19,6 +19,7 @@
 #include "link/bus_state.h"
 #include "link/figures.h"
 #include "link/runtime.h"
+#include "retriever/intake.h"
 
 enum {
     PENDING = 128,          /* answers that wait for the store */
@@ -32,6 +33,7 @@ struct endpoint {
     struct bus *bus;
     struct bus_server *server;
     struct bus_client *store;
+    struct intake *intake;    /* NULL: the head reads no features of the model */
     struct bus_peer *decoder; /* the one that is served; NULL: none */
     uint64_t decoder_number;  /* of its life; counts up */
     int fd;                   /* the worker's, while it is watched */
@@ -81,6 +83,26 @@ static void put_task(struct endpoint *s, enum worker_kind kind, struct msg *msg)
         return;
     refuse_task(s, &task->msg);
     worker_task_free(&task);
+}
+
+/* A segment that came. What it holds is the worker's to check. */
+static bool on_features(void *arg, int fd, uint64_t decoder_epoch)
+{
+    struct endpoint *s = arg;
+    struct worker_task *task = mem_alloc(1, sizeof *task);
+    *task = (struct worker_task){.kind = WORKER_FEATURES,
+                                 .decoder = s->decoder_number,
+                                 .features = fd,
+                                 .peers = {s->decoder ? s->decoder->epoch : 0, bus_epoch(s->bus)}};
+    if (!s->decoder || s->decoder->epoch != decoder_epoch) {
+        log_warn("features: found a segment of decoder %016" PRIx64 ", which is not attached", decoder_epoch);
+    } else if (worker_put(s->worker, task) < 0) {
+        send_error(s, 0, -EAGAIN, "the retriever has too much to do");
+    } else {
+        return true;
+    }
+    worker_task_free(&task);
+    return false;
 }
 
 /* ---- the decoder ---- */
@@ -238,10 +260,27 @@ static void send_pending(void *arg)
     set_retry(s, rc == -EAGAIN);
 }
 
+/* What became of the segment. A decoder that hears that it cannot be used ends. */
+static void answer_features(struct endpoint *s, const struct worker_answer *answer)
+{
+    if (answer->decoder != s->decoder_number)
+        return;
+    if (answer->err.code) {
+        log_error("decoder's hidden states: %s", answer->err.text);
+        send_error(s, 0, answer->err.code, answer->err.text);
+    } else {
+        log_info("hidden states of the decoder are at hand");
+        intake_answer(s->intake, bus_epoch(s->bus));
+    }
+}
+
 /* The answer stays here until it is sent. */
 static void take_answer(struct endpoint *s, struct worker_answer *answer)
 {
-    send_refusals(s, answer);
+    if (answer->features)
+        answer_features(s, answer);
+    else
+        send_refusals(s, answer);
     if (answer->decoder != s->decoder_number || answer->result.entry_count == 0) {
         worker_done(s->worker, &answer);
         return;
@@ -357,6 +396,8 @@ static char *on_status(void *arg)
     figures_count(o, "selections_short", t.fallbacks);
     figures_count(o, "refused", t.refused);
     figures_count(o, "positions_sent", t.positions_sent);
+    if (s->intake)
+        figures_count(o, "feature_rows", t.feature_rows);
     figures_count(o, "topk_waiting", s->pending_count);
     figures_count(o, "topk_dropped", s->dropped_topk);
     figures_count(o, "tasks_refused", s->refused_tasks);
@@ -382,6 +423,8 @@ int endpoint_create(struct loop *loop, struct worker *worker, const struct endpo
     int rc = runtime_path(runtime, "retriever.sock", own_path, err);
     if (rc == 0)
         rc = runtime_path(runtime, "kvstore.sock", store_path, err);
+    if (rc == 0 && identity->hello.has_features) /* before a decoder can hear that they are wanted */
+        rc = intake_create(loop, runtime, on_features, s, &s->intake, err);
     if (rc == 0)
         rc = bus_serve(s->bus, own_path, ROLE_RETRIEVER, &server_ops, s, &s->server, err);
     if (rc == 0)
@@ -406,6 +449,7 @@ void endpoint_free(struct endpoint **endpoint)
         loop_remove_fd(s->loop, s->fd);
     set_retry(s, false);
     drop_pending(s);
+    intake_free(&s->intake);
     bus_free(&s->bus); /* closes its servers and clients */
     mem_free(endpoint);
 }

@@ -9,6 +9,7 @@
 #include "base/alloc.h"
 #include "base/check.h"
 #include "retriever/mix.h"
+#include "retriever/target.h"
 
 struct projection {
     const struct head *head;
@@ -23,7 +24,11 @@ struct projection {
     float *query_x, *query_normed; /* [queries_max][hidden] */
     struct mix *mix;               /* NULL: of the token alone */
     struct mix_token tokens[PROJECTION_TILE_TOKENS];
-    float *query_mixed; /* [groups][queries_max][views * hidden], with a mix */
+    float *query_mixed;    /* [groups][queries_max][views * hidden], with a mix */
+    struct target *target; /* NULL: no features of the model */
+    struct target_row features[PROJECTION_TILE_TOKENS];
+    float *joined;                        /* [tile][2 * hidden], with a target */
+    float *query_features, *query_joined; /* [queries_max][hidden], [queries_max][2 * hidden] */
     uint32_t *query_positions;
     float *q; /* [groups][queries_max][q_heads][head_dim] */
 };
@@ -31,18 +36,6 @@ struct projection {
 static struct matrix matrix_of(const struct model_tensor *t)
 {
     return (struct matrix){t->type, t->rows, t->cols, t->data};
-}
-
-int projection_check_features(const struct head *head, struct err *err)
-{
-    enum head_features found = head_config(head)->features;
-    if (found != HEAD_FEATURES_TARGET)
-        return 0;
-    return err_set(err, -ENOTSUP,
-                   "%s: features: found \"%s\", expected \"none\" or \"context\": the hidden states that it "
-                   "needs do not reach "
-                   "the retriever",
-                   head_path(head), head_features_name(found));
 }
 
 int projection_rotation(const struct head *head, uint32_t context, struct projection_rotation *ret,
@@ -68,9 +61,7 @@ int projection_create(const struct model *model, const struct head *head, uint32
 {
     const struct head_config *c = head_config(head);
     struct projection *f = mem_alloc(1, sizeof *f);
-    int rc = projection_check_features(head, err);
-    if (rc == 0)
-        rc = projection_rotation(head, context, &f->rotation, err);
+    int rc = projection_rotation(head, context, &f->rotation, err);
     if (rc < 0) {
         projection_free(&f);
         return rc;
@@ -91,6 +82,12 @@ int projection_create(const struct model *model, const struct head *head, uint32
     f->mix = mix_create(head, &f->table, PROJECTION_TILE_TOKENS, compute);
     if (f->mix)
         f->query_mixed = mem_alloc_aligned(c->groups * query_stride(f), sizeof *f->query_mixed);
+    f->target = target_create(head, PROJECTION_TILE_TOKENS, compute);
+    if (f->target) {
+        f->joined = mem_alloc_aligned(2 * (size_t)PROJECTION_TILE_TOKENS * c->hidden, sizeof *f->joined);
+        f->query_features = mem_alloc_aligned((size_t)queries_max * c->hidden, sizeof *f->query_features);
+        f->query_joined = mem_alloc_aligned(2 * (size_t)queries_max * c->hidden, sizeof *f->query_joined);
+    }
     f->query_positions = mem_alloc(queries_max, sizeof *f->query_positions);
     f->q = mem_alloc_aligned((size_t)c->groups * queries_max * c->q_heads * c->head_dim, sizeof *f->q);
     *ret_projection = f;
@@ -109,6 +106,10 @@ void projection_free(struct projection **projection)
     mem_free(&f->query_normed);
     mem_free(&f->query_mixed);
     mix_free(&f->mix);
+    target_free(&f->target);
+    mem_free(&f->joined);
+    mem_free(&f->query_features);
+    mem_free(&f->query_joined);
     mem_free(&f->query_positions);
     mem_free(&f->q);
     mem_free(projection);
@@ -137,6 +138,18 @@ struct cursor {
     uint32_t part_count, part, done; /* tokens of parts[part] that are done */
 };
 
+/* What the model made of the position before token i of the part. */
+static struct target_row row_of(const struct projection *f, const struct projection_part *part, uint32_t i)
+{
+    size_t bytes =
+        dtype_row_bytes(part->features_type, f->config->feature_layer_count * f->config->feature_hidden);
+    if (part->keys->count == 0 && i == 0)
+        return (struct target_row){NULL, part->features_type};
+    CHECK(part->features);
+    return (struct target_row){(const uint8_t *)part->features + projection_feature(part, i) * bytes,
+                               part->features_type};
+}
+
 /* Takes the next tokens, keeps the embeddings that queries will need; returns the tile's number of tokens. */
 static uint32_t fill_tile(struct projection *f, struct cursor *c, struct stretch *stretches,
                           uint32_t *ret_count)
@@ -151,6 +164,8 @@ static uint32_t fill_tile(struct projection *f, struct cursor *c, struct stretch
             f->ids[n + i] = part->tokens[c->done + i];
             f->positions[n + i] = part->keys->count + c->done + i;
             f->tokens[n + i] = (struct mix_token){&part->tokens[c->done + i], c->done + i, part->keys};
+            if (f->target)
+                f->features[n + i] = row_of(f, part, c->done + i);
         }
         n += take;
         c->done += take;
@@ -163,8 +178,24 @@ static uint32_t fill_tile(struct projection *f, struct cursor *c, struct stretch
         mix_run(f->mix, f->tokens, n);
     else
         compute_embed(f->compute, f->x, &f->table, f->ids, (int)n);
+    if (f->target)
+        target_run(f->target, f->features, n);
     *ret_count = count;
     return n;
+}
+
+/* What a group's products read of the tile. */
+static const float *tile_input(struct projection *f, uint32_t g, uint32_t n)
+{
+    const struct head_config *c = f->config;
+    if (f->mix)
+        return mix_rows(f->mix, g);
+    compute_rmsnorm(f->compute, f->normed, f->x, head_groups(f->head)[g].norm.data, (int)n, (int)c->hidden,
+                    c->rms_eps);
+    if (!f->target)
+        return f->normed;
+    target_join(f->target, f->joined, f->normed, target_rows(f->target), n);
+    return f->joined;
 }
 
 static void append_tile(struct projection *f, const struct stretch *stretches, uint32_t count, uint32_t n)
@@ -173,11 +204,7 @@ static void append_tile(struct projection *f, const struct stretch *stretches, u
     for (uint32_t g = 0; g < c->groups; g++) {
         const struct head_group *group = &head_groups(f->head)[g];
         struct matrix wk = matrix_of(&group->k);
-        const float *input = f->mix ? mix_rows(f->mix, g) : f->normed;
-        if (!f->mix)
-            compute_rmsnorm(f->compute, f->normed, f->x, group->norm.data, (int)n, (int)c->hidden,
-                            c->rms_eps);
-        compute_matmul(f->compute, f->k, &wk, input, NULL, (int)n);
+        compute_matmul(f->compute, f->k, &wk, tile_input(f, g, n), NULL, (int)n);
         if (group->k_norm.data)
             compute_rmsnorm(f->compute, f->k, f->k, group->k_norm.data, (int)(n * c->kv_heads),
                             (int)c->head_dim, c->rms_eps);
@@ -191,6 +218,20 @@ static void append_tile(struct projection *f, const struct stretch *stretches, u
     }
 }
 
+/* The same of the queries. */
+static const float *query_input(struct projection *f, uint32_t g)
+{
+    const struct head_config *c = f->config;
+    if (f->mix)
+        return f->query_mixed + g * query_stride(f);
+    compute_rmsnorm(f->compute, f->query_normed, f->query_x, head_groups(f->head)[g].norm.data,
+                    (int)f->query_count, (int)c->hidden, c->rms_eps);
+    if (!f->target)
+        return f->query_normed;
+    target_join(f->target, f->query_joined, f->query_normed, f->query_features, f->query_count);
+    return f->query_joined;
+}
+
 static void make_queries(struct projection *f)
 {
     const struct head_config *c = f->config;
@@ -201,11 +242,7 @@ static void make_queries(struct projection *f)
         const struct head_group *group = &head_groups(f->head)[g];
         struct matrix wq = matrix_of(&group->q);
         float *q = f->q + (size_t)g * f->queries_max * c->q_heads * c->head_dim;
-        const float *input = f->mix ? f->query_mixed + g * query_stride(f) : f->query_normed;
-        if (!f->mix)
-            compute_rmsnorm(f->compute, f->query_normed, f->query_x, group->norm.data, n, (int)c->hidden,
-                            c->rms_eps);
-        compute_matmul(f->compute, q, &wq, input, NULL, n);
+        compute_matmul(f->compute, q, &wq, query_input(f, g), NULL, n);
         if (group->q_norm.data)
             compute_rmsnorm(f->compute, q, q, group->q_norm.data, n * (int)c->q_heads, (int)c->head_dim,
                             c->rms_eps);
@@ -220,6 +257,9 @@ static void keep_query(struct projection *f, uint32_t number, uint32_t at)
     size_t width = (size_t)c->hidden * (f->mix ? c->views : 1);
     if (!f->mix)
         memcpy(f->query_x + number * width, f->x + at * width, width * sizeof *f->x);
+    if (f->target)
+        memcpy(f->query_features + number * width, target_rows(f->target) + at * width,
+               width * sizeof *f->query_features);
     for (uint32_t g = 0; f->mix && g < c->groups; g++)
         memcpy(f->query_mixed + g * query_stride(f) + number * width, mix_rows(f->mix, g) + at * width,
                width * sizeof *f->query_mixed);

@@ -22,16 +22,12 @@ struct projection_rotation {
     float scale;
 };
 
-/* -ENOTSUP, by name, for a head that needs features of the model. */
-int projection_check_features(const struct head *head, struct err *err);
-
 /* Errors as head_rope, and -EINVAL for a rotation that makes no sense. */
 int projection_rotation(const struct head *head, uint32_t context, struct projection_rotation *ret,
                         struct err *err);
 
 /* For sequences of up to `context` positions; at most `queries_max` queries a call of projection_run.
- * `compute`, `model` and `head` are borrowed. Errors as projection_rotation, and -ENOTSUP for a head that
- * needs features of the model. */
+ * `compute`, `model` and `head` are borrowed. Errors as projection_rotation. */
 int projection_create(const struct model *model, const struct head *head, uint32_t context,
                       uint32_t queries_max, struct compute *compute, struct projection **ret_projection,
                       struct err *err);
@@ -47,7 +43,19 @@ struct projection_part {
     uint32_t count;
     uint32_t place; /* of the sequence, on a GPU: card.h */
     bool query;     /* a query of the last token is wanted */
+    /* For a head with features of the model (target.h), rows that follow one another, of the position before
+     * each token; none for a sequence's first token: `features` is the row of the first token that has one,
+     * F32 or BF16. On a GPU `feature_row` is its number instead (card.h). */
+    const void *features;
+    enum dtype features_type;
+    uint32_t feature_row;
 };
+
+/* Which of the part's rows is of the position before token i; for a sequence's first token any. */
+static inline uint32_t projection_feature(const struct projection_part *part, uint32_t i)
+{
+    return i && part->keys->count == 0 ? i - 1 : i;
+}
 
 /* Appends the keys of all parts; computes the queries that they want, numbered in their order. A token's key
  * and query are the same bits whatever else is in the call. */

@@ -18,6 +18,7 @@
 #include "retriever/keys.h"
 #include "retriever/positions.h"
 #include "retriever/rank.h"
+#include "retriever/rows.h"
 
 /* Bytes that a message has left for positions when its other parts are largest. */
 enum { SET_BYTES_MAX = LIMIT_MESSAGE_BYTES - (4 << 20) };
@@ -55,6 +56,7 @@ struct selector {
     struct projection *projection; /* on the CPU these two, */
     struct rank *rank;
     struct card *card;          /* on a GPU this */
+    struct rows *rows;          /* features of the decoder that is attached; NULL: none came */
     struct sequence *sequences; /* [options.sequences] */
     uint64_t call;
     struct selector_stats stats;
@@ -169,6 +171,7 @@ void selector_free(struct selector **selector)
     if (!s)
         return;
     selector_close_all(s);
+    selector_drop_features(s);
     card_free(&s->card);
     rank_free(&s->rank);
     projection_free(&s->projection);
@@ -177,6 +180,32 @@ void selector_free(struct selector **selector)
     mem_free(&s->items);
     mem_free(&s->found);
     mem_free(selector);
+}
+
+bool selector_reads_features(const struct selector *s)
+{
+    return s->head->features == HEAD_FEATURES_TARGET;
+}
+
+int selector_take_features(struct selector *s, int fd, const struct selector_peers *peers, struct err *err)
+{
+    struct rows_wanted wanted = {.decoder_epoch = peers->decoder_epoch,
+                                 .retriever_epoch = peers->retriever_epoch,
+                                 .head = s->head,
+                                 .api = s->card ? card_api(s->card) : NULL,
+                                 .gpu = s->card ? card_gpu(s->card) : NULL};
+    selector_drop_features(s);
+    int rc = rows_open(fd, &wanted, &s->rows, err);
+    if (rc == 0 && s->card)
+        card_set_features(s->card, rows_at(s->rows), rows_count(s->rows));
+    return rc;
+}
+
+void selector_drop_features(struct selector *s)
+{
+    if (s->card)
+        card_set_features(s->card, NULL, 0);
+    rows_close(&s->rows);
 }
 
 const struct model_rope *selector_rope(const struct selector *s)
@@ -349,6 +378,37 @@ static int check_entry(const struct selector *s, const struct msg_step_entry *e,
     return 0;
 }
 
+/* Rows that the entry names, where the head reads any. */
+static int check_features(const struct selector *s, const struct msg_step *msg, uint32_t i, struct err *err)
+{
+    const struct msg_step_entry *e = &msg->entries[i];
+    uint32_t needed = e->count - (e->position == 0);
+    if (!selector_reads_features(s))
+        return 0;
+    if (!s->rows || msg->features.count != msg->entry_count)
+        return err_set(err, -ENOTCONN,
+                       "sequence %" PRIu64
+                       ": found %s, expected hidden states of the model, which the head reads",
+                       e->sequence, s->rows ? "no rows" : "no feature segment");
+    uint32_t first = msg->features.at[i], rows = rows_count(s->rows);
+    if (needed && (first >= rows || needed > rows - first))
+        return err_set(err, -EINVAL,
+                       "sequence %" PRIu64 ": features: found %" PRIu32 " rows from %" PRIu32
+                       " on, expected at most %" PRIu32 " rows in all",
+                       e->sequence, needed, first, rows);
+    return 0;
+}
+
+/* Where the part's rows are; they were checked. */
+static void aim_features(const struct selector *s, uint32_t row, struct projection_part *part)
+{
+    if (!s->rows || row >= rows_count(s->rows))
+        return; /* or it needs none */
+    part->feature_row = row;
+    part->features_type = rows_type(s->rows);
+    part->features = rows_at(s->rows) + row * rows_row_bytes(s->rows);
+}
+
 static uint32_t place_of(const struct selector *s, const struct sequence *q)
 {
     return (uint32_t)(q - s->sequences);
@@ -365,7 +425,7 @@ static uint32_t plan(struct selector *s, const struct msg_step *msg, struct sele
     for (uint32_t i = 0; i < msg->entry_count; i++) {
         const struct msg_step_entry *e = &msg->entries[i];
         struct err err = {0};
-        if (check_entry(s, e, tokens, &err) < 0) {
+        if (check_entry(s, e, tokens, &err) < 0 || check_features(s, msg, i, &err) < 0) {
             refuse(s, result, e->sequence, &err);
         } else {
             struct sequence *q = find(s, e->sequence);
@@ -377,6 +437,8 @@ static uint32_t plan(struct selector *s, const struct msg_step *msg, struct sele
                                                          .count = e->count,
                                                          .query = query,
                                                          .place = place_of(s, q)};
+            if (msg->features.count)
+                aim_features(s, msg->features.at[i], &s->parts[parts - 1]);
             if (query)
                 s->work[s->work_count++] =
                     (struct work){.sequence = q, .entry = e, .differs = q->has_set && !q->whole};
@@ -576,6 +638,8 @@ void selector_step(struct selector *s, uint32_t step, const struct msg_step *msg
     for (uint32_t i = 0; i < s->work_count && !s->card; i++)
         finish(s, i, NULL);
     trace(TRACE_ANSWERED, step);
+    if (s->rows && msg->features.count)
+        rows_read(s->rows, msg->reading);
     count_step(s, appended - begin, clock_now_ns() - ranked, &times);
 }
 
@@ -614,6 +678,7 @@ int selector_repeat(struct selector *s, uint64_t sequence, uint32_t step, struct
 void selector_stats(const struct selector *s, struct selector_stats *ret_stats)
 {
     *ret_stats = s->stats;
+    ret_stats->feature_rows = s->rows ? rows_count(s->rows) : 0;
     if (!s->card)
         return;
     ret_stats->gpu = card_bytes(s->card);

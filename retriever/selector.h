@@ -3,6 +3,7 @@
 #ifndef RETRIEVER_SELECTOR_H
 #define RETRIEVER_SELECTOR_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -42,6 +43,17 @@ const struct card *selector_card(const struct selector *selector); /* NULL: on t
  * head's own fingerprint when it is used as recommended and as trained. */
 struct hash128 selector_fingerprint(const struct selector *selector);
 
+/* A head that reads hidden states of the model gets them by a segment of the decoder's (rows.h). Takes the
+ * descriptor; one that was there before is let go. Without one, and after an error, entries of steps are
+ * refused. Errors as rows_open. */
+struct selector_peers {
+    uint64_t decoder_epoch, retriever_epoch;
+};
+bool selector_reads_features(const struct selector *selector);
+int selector_take_features(struct selector *selector, int fd, const struct selector_peers *peers,
+                           struct err *err);
+void selector_drop_features(struct selector *selector);
+
 /* Opens a sequence (its salt, flags, made and tokens are not read). -EEXIST, -ENOSPC, -E2BIG (capacity
  * past the context, or sets that no message could carry), -EINVAL with the numbers in err. */
 int selector_open(struct selector *selector, const struct msg_open *open, struct err *err);
@@ -75,6 +87,7 @@ struct selector_stats {
     uint64_t steps, tokens, selections, refused; /* since the start */
     uint64_t grown, fallbacks;                   /* of the selections: TOPK_ENTRY_GROWN, TOPK_ENTRY_SHORT */
     uint64_t positions_sent;
+    uint32_t feature_rows; /* of the segment; 0: none */
     struct selector_times {
         int64_t append_ns, score_ns, topk_ns, encode_ns;
     } sum, last;           /* over all steps; of the last one */

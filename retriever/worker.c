@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/check.h"
@@ -31,6 +32,8 @@ struct worker {
 
 void worker_task_free(struct worker_task **task)
 {
+    if (*task && (*task)->kind == WORKER_FEATURES && (*task)->features >= 0)
+        close((*task)->features);
     if (*task)
         msg_free(&(*task)->msg);
     mem_free(task);
@@ -56,6 +59,7 @@ static struct worker_answer *spare_answer(struct worker *w)
     if (!w->answer)
         w->answer = mem_alloc(1, sizeof *w->answer);
     w->answer->err.code = 0;
+    w->answer->features = false;
     w->answer->result.entry_count = w->answer->result.refusal_count = 0;
     return w->answer;
 }
@@ -82,10 +86,11 @@ static int take_message(struct worker *w, const struct msg *msg, struct worker_a
     }
 }
 
-static int take_task(struct worker *w, const struct worker_task *task, struct worker_answer *answer)
+static int take_task(struct worker *w, struct worker_task *task, struct worker_answer *answer)
 {
     if (task->decoder != w->decoder) { /* also when there was no room for the task that says so */
         selector_close_all(w->selector);
+        selector_drop_features(w->selector);
         w->decoder = task->decoder;
     }
     answer->decoder = task->decoder;
@@ -96,6 +101,11 @@ static int take_task(struct worker *w, const struct worker_task *task, struct wo
     case WORKER_FORGET:
         selector_forget_sent(w->selector);
         return 0;
+    case WORKER_FEATURES:
+        answer->features = true;
+        selector_take_features(w->selector, task->features, &task->peers, &answer->err);
+        task->features = -1;
+        return 1;
     default:
         return take_message(w, &task->msg, answer);
     }

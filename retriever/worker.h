@@ -2,6 +2,7 @@
 #ifndef RETRIEVER_WORKER_H
 #define RETRIEVER_WORKER_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/err.h"
@@ -14,18 +15,22 @@ enum worker_kind {
     WORKER_MESSAGE,     /* OPEN, CLOSE, STEP or RESELECT, in `msg` */
     WORKER_NEW_DECODER, /* the decoder that opened the sequences is gone; `decoder` has another number */
     WORKER_FORGET,      /* whoever got the sets is gone: send whole ones next */
+    WORKER_FEATURES,    /* the decoder's feature segment, in `features`; is answered */
 };
 
 struct worker_task {
     enum worker_kind kind;
     uint64_t decoder; /* number of the decoder's life; sequences of an earlier one are closed */
     struct msg msg;   /* owned; its memory is released with the task */
+    int features;     /* WORKER_FEATURES: a descriptor, owned */
+    struct selector_peers peers;
 };
 
 struct worker_answer {
     uint64_t decoder;
     uint64_t id;    /* of the message that it answers */
-    struct err err; /* code != 0: the whole message was refused */
+    bool features;  /* it answers WORKER_FEATURES */
+    struct err err; /* code != 0: the whole message, or the segment, was refused */
     struct selector_result result;
 };
 

@@ -300,6 +300,26 @@ int cuda_narrow(void *out, enum dtype out_type, const float *x, uint64_t count, 
     return launch_status();
 }
 
+__global__ void __launch_bounds__(THREADS) put_rows_kernel(struct cuda_put_rows p)
+{
+    uint32_t t = blockIdx.x, row = p.rows[t];
+    if (row >= p.row_count)
+        return;
+    for (uint32_t i = threadIdx.x * 4; i < p.dim; i += THREADS * 4)
+        store4(p.out, true, row * p.stride + i, *(const float4 *)(p.x + (uint64_t)t * p.dim + i));
+}
+
+int cuda_put_rows(const struct cuda_put_rows *p, struct CUstream_st *stream)
+{
+    if (p->dim == 0 || p->dim % 4 || p->stride % 4 || p->stride < p->dim || !is_aligned(p->out, 8) ||
+        !is_aligned(p->x, 16))
+        return -EINVAL;
+    if (p->n == 0)
+        return 0;
+    put_rows_kernel<<<p->n, THREADS, 0, stream>>>(*p);
+    return launch_status();
+}
+
 __global__ void __launch_bounds__(THREADS) angles_kernel(struct cuda_rope_angles a)
 {
     launch_next();

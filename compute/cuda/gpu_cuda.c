@@ -609,6 +609,7 @@ static const struct gpu_api api = {
     .swiglu = cuda_swiglu,
     .add = cuda_add,
     .narrow = cuda_narrow,
+    .put_rows = cuda_put_rows,
     .rope_angles = cuda_rope_angles,
     .rope = cuda_rope,
     .kv_write = cuda_kv_write,

@@ -121,6 +121,18 @@ int cuda_add(float *x, const float *y, uint64_t count, struct CUstream_st *strea
 /* out [count] = x [count] with out_type bf16 or f16, nearest even. Bytes: 6 * count. */
 int cuda_narrow(void *out, enum dtype out_type, const float *x, uint64_t count, struct CUstream_st *stream);
 
+/* Rows of a bf16 table by number: row rows[t] of out takes x [n][dim] f32, nearest even, from its element 0
+ * on; `stride` elements from row to row. A row past row_count is left out. No two t name the same row. dim,
+ * stride % 4 == 0; out may be mapped host memory. Bytes: 6 * n * dim. */
+struct cuda_put_rows {
+    void *out;
+    uint64_t stride;
+    const float *x;
+    const uint32_t *rows;
+    uint32_t row_count, n, dim;
+};
+int cuda_put_rows(const struct cuda_put_rows *put, struct CUstream_st *stream);
+
 /* table [n][dims / 2][cos, sin] * scale for the n tokens of a step: angles in double, as the CPU takes
  * them. Once a step; every layer then uses cuda_rope. inv_freq f32 [dims / 2]. Bytes: 4 * n * dims; bound
  * by sincos. */

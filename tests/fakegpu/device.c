@@ -201,6 +201,7 @@ static const struct gpu_api table = {
     .swiglu = fakegpu_swiglu,
     .add = fakegpu_add,
     .narrow = fakegpu_narrow,
+    .put_rows = fakegpu_put_rows,
     .rope_angles = fakegpu_rope_angles,
     .rope = fakegpu_rope,
     .kv_write = fakegpu_kv_write,

@@ -9,7 +9,8 @@
  * Environment: SPECONTEXT_FAKEGPU_BYTES memory of each of the two cards (default 2 GiB);
  * SPECONTEXT_FAKEGPU_CARD a name without dots: processes that have it in common share the cards' memory,
  * without it each has cards of its own; SPECONTEXT_FAKEGPU_FAIL=N: the Nth launch of this process, and all
- * after it, fails as a broken context does; CUDA_VISIBLE_DEVICES as CUDA reads it. */
+ * after it, fails as a broken context does; SPECONTEXT_FAKEGPU_NO_GRAPHS: captures end with an error;
+ * CUDA_VISIBLE_DEVICES as CUDA reads it. */
 #ifndef TESTS_FAKEGPU_FAKEGPU_H
 #define TESTS_FAKEGPU_FAKEGPU_H
 
@@ -129,6 +130,7 @@ int fakegpu_headnorm(const struct cuda_headnorm *, struct CUstream_st *);
 int fakegpu_swiglu(const struct cuda_swiglu *, struct CUstream_st *);
 int fakegpu_add(float *x, const float *y, uint64_t count, struct CUstream_st *);
 int fakegpu_narrow(void *out, enum dtype out_type, const float *x, uint64_t count, struct CUstream_st *);
+int fakegpu_put_rows(const struct cuda_put_rows *, struct CUstream_st *);
 int fakegpu_rope_angles(const struct cuda_rope_angles *, struct CUstream_st *);
 int fakegpu_rope(const struct cuda_rope *, struct CUstream_st *);
 int fakegpu_kv_write(const struct cuda_kv_write *, struct CUstream_st *);

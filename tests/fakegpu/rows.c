@@ -172,6 +172,23 @@ int fakegpu_add(float *x, const float *y, uint64_t count, struct CUstream_st *st
     return count ? FAKEGPU_LAUNCH(stream, run_add, &s, x, y) : 0;
 }
 
+static void run_put_rows(struct fakegpu_worker *worker, void *argument)
+{
+    const struct cuda_put_rows *p = argument;
+    (void)worker;
+    for (uint32_t t = 0; t < p->n; t++)
+        if (p->rows[t] < p->row_count)
+            fakegpu_store(p->out, DTYPE_BF16, p->rows[t] * p->stride, p->x + (uint64_t)t * p->dim, p->dim);
+}
+
+int fakegpu_put_rows(const struct cuda_put_rows *p, struct CUstream_st *stream)
+{
+    if (p->dim == 0 || p->dim % 4 || p->stride % 4 || p->stride < p->dim || !fakegpu_aligned(p->out, 8) ||
+        !fakegpu_aligned(p->x, 16))
+        return -EINVAL;
+    return p->n ? FAKEGPU_LAUNCH(stream, run_put_rows, p, p->out, p->x, p->rows) : 0;
+}
+
 struct narrowing {
     void *out;
     const float *x;

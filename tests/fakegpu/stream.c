@@ -523,7 +523,10 @@ int fakegpu_capture_end(struct gpu *gpu, struct CUstream_st *stream, struct gpu_
         return err_set(err, -EINVAL, "capture_end: no capture");
     *ret_graph = stream->capture;
     stream->capture = NULL;
-    return 0;
+    if (!getenv("SPECONTEXT_FAKEGPU_NO_GRAPHS"))
+        return 0;
+    fakegpu_graph_free(ret_graph);
+    return err_set(err, -EIO, "capture_end: refused on demand");
 }
 
 uint32_t fakegpu_graph_flags(const struct gpu_graph *graph)

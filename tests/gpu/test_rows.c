@@ -98,6 +98,42 @@ static void test_mix(void)
     }
 }
 
+/* Rows in any order, one of them past the end; what lies between is left as it was. */
+static void test_put_rows(void)
+{
+    enum { TABLE = 9, TOKENS = 5 };
+    static const uint32_t rows[TOKENS] = {7, 0, UINT32_MAX, TABLE, 3};
+    static const uint32_t shapes[][2] = {
+        {4, 4}, {576, 3 * 576}, {4096, 8192}, {4100, 4104}}; /* dim, stride */
+    for (int i = 0; i < COUNT_OF(shapes); i++) {
+        uint32_t dim = shapes[i][0], stride = shapes[i][1];
+        size_t bytes = (size_t)TABLE * stride * 2;
+        float *x = gpu_normals((size_t)TOKENS * dim, 2);
+        uint16_t *ref = gpu_host(bytes), *narrow = gpu_bf16(x, (size_t)TOKENS * dim);
+        void *out = gpu_alloc(bytes), *mapped, *host = gpu_mapped(bytes, &mapped);
+        memset(ref, 0xff, bytes);
+        memset(host, 0xff, bytes);
+        for (uint32_t t = 0; t < TOKENS; t++)
+            if (rows[t] < TABLE)
+                memcpy(ref + (size_t)rows[t] * stride, narrow + (size_t)t * dim, dim * 2);
+        struct cuda_put_rows put = {.out = out,
+                                    .stride = stride,
+                                    .x = gpu_upload(x, (size_t)TOKENS * dim * 4),
+                                    .rows = gpu_upload(rows, sizeof rows),
+                                    .row_count = TABLE,
+                                    .n = TOKENS,
+                                    .dim = dim};
+        EXPECT(cuda_put_rows(&put, NULL) == 0);
+        gpu_equal("put rows", gpu_download(out, bytes), ref, bytes);
+        put.out = mapped;
+        EXPECT(cuda_put_rows(&put, NULL) == 0);
+        gpu_download(out, 4); /* waits */
+        gpu_equal("put rows on the host", host, ref, bytes);
+        put.stride = dim - 4;
+        EXPECT(cuda_put_rows(&put, NULL) == -EINVAL);
+    }
+}
+
 static void test_rmsnorm(void)
 {
     static const uint32_t dims[] = {4, 64, 576, 4096, 8192, 12288};
@@ -523,6 +559,7 @@ static void test_copy_pieces(void)
 
 const struct gpu_test tests_rows[] = {{"embed", test_embed},
                                       {"mix", test_mix},
+                                      {"put_rows", test_put_rows},
                                       {"rmsnorm", test_rmsnorm},
                                       {"headnorm", test_headnorm},
                                       {"swiglu_add_narrow", test_swiglu_add_narrow},

@@ -76,6 +76,14 @@ static void make_layout(struct message_maker *m, struct kv_layout *layout)
     layout_set_groups(layout, between(m, 1, LIMIT_GROUPS));
 }
 
+static void make_features(struct message_maker *m, struct layout_features *features)
+{
+    features->layers = between(m, 1, LIMIT_FEATURE_LAYERS);
+    features->hidden = between(m, 1, LIMIT_FEATURE_HIDDEN);
+    for (uint32_t i = 0; i < features->layers; i++)
+        features->layer[i] = between(m, i ? features->layer[i - 1] + 1 : 0, 8 * (i + 1));
+}
+
 static void make_hello(struct message_maker *m, struct msg_hello *hello)
 {
     hello->role = between(m, ROLE_DECODER, ROLE_LAUNCH);
@@ -88,6 +96,9 @@ static void make_hello(struct message_maker *m, struct msg_hello *hello)
         make_layout(m, &hello->layout);
     hello->tokenizer = any_hash(m);
     hello->head = any64(m);
+    hello->has_features = upto(m, 1);
+    if (hello->has_features)
+        make_features(m, &hello->features);
 }
 
 static void make_counters(struct message_maker *m, struct kv_counters *c)
@@ -156,6 +167,9 @@ static void make_step(struct message_maker *m, struct msg *msg)
                                              .flags = upto(m, STEP_ENTRY_SELECT)};
     }
     msg->step.tokens = words(m, sum, sum);
+    msg->step.features.at = m->words + sum; /* what words() left there, or zeros */
+    msg->step.features.count = upto(m, 1) * msg->step.entry_count;
+    msg->step.reading = (uint32_t)any64(m);
 }
 
 static void make_topk(struct message_maker *m, struct msg *msg)
@@ -356,7 +370,8 @@ static bool same_bulk(const struct msg *a, struct msg *b)
         return a->step.entry_count == b->step.entry_count &&
                same(a->step.entries, (const void **)&b->step.entries,
                     a->step.entry_count * sizeof *a->step.entries) &&
-               same_words(&a->step.tokens, &b->step.tokens);
+               same_words(&a->step.tokens, &b->step.tokens) &&
+               same_words(&a->step.features, &b->step.features);
     case MSG_TOPK:
         return a->topk.entry_count == b->topk.entry_count &&
                same(a->topk.entries, (const void **)&b->topk.entries,

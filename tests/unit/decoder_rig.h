@@ -47,7 +47,9 @@ struct rig {
     uint32_t told[64];                    /* positions that the retriever has, by request */
     uint32_t places;                      /* sequences that the store takes */
     uint32_t opened, closed, selects;
-    atomic_uint losses; /* of the retriever */
+    struct export *export;                                   /* with rig_export: where hidden states go */
+    void (*stepped)(struct rig *rig, const struct msg *msg); /* of each STEP; NULL: nothing but the checks */
+    atomic_uint losses;                                      /* of the retriever */
 };
 
 /* A token goes out only when it stands in a record that was posted. */
@@ -96,6 +98,9 @@ static inline void take_retriever(struct rig *g, const struct msg *msg)
         at += e->count;
     }
     assert_int_equal(at, msg->step.tokens.count);
+    assert_int_equal(msg->step.features.count, g->export ? msg->step.entry_count : 0);
+    if (g->stepped)
+        g->stepped(g, msg);
 }
 
 static inline void take(void *arg, enum scheduler_target target, const struct msg *msg)
@@ -128,7 +133,24 @@ static inline void rig_make_pass(struct rig *g, int on_gpu)
         fail_msg("%s", err.text);
 }
 
-static inline void rig_open_on(struct rig *g, const char *model, int on_gpu)
+/* With `wanted`: a retriever on `reader` reads hidden states. */
+static inline void rig_export(struct rig *g, const struct layout_features *wanted, const char *reader)
+{
+    struct err err = {0};
+    struct export_options o = {.wanted = *wanted,
+                               .decoder_epoch = 2,
+                               .retriever_epoch = 3,
+                               .chunk = CHUNK,
+                               .reader = reader,
+                               .device = g->device};
+    if (export_create(&o, &g->export, &err) < 0)
+        fail_msg("%s", err.text);
+    scheduler_export(g->scheduler, g->export);
+    assert_int_equal(scheduler_retriever_ready(g->scheduler, 1, &err), 0);
+}
+
+static inline void rig_open_for(struct rig *g, const char *model, int on_gpu,
+                                const struct layout_features *wanted, const char *reader)
 {
     memset(g, 0, sizeof *g);
     struct err err = {0};
@@ -158,10 +180,18 @@ static inline void rig_open_on(struct rig *g, const char *model, int on_gpu)
                                    .chunk = CHUNK,
                                    .head = 77,
                                    .eos = g->eos,
+                                   .features = wanted != NULL,
                                    .emit = take,
                                    .arg = g};
     g->scheduler = scheduler_create(&so, g->stepper);
     g->places = STORE_SEQUENCES;
+    if (wanted)
+        rig_export(g, wanted, reader);
+}
+
+static inline void rig_open_on(struct rig *g, const char *model, int on_gpu)
+{
+    rig_open_for(g, model, on_gpu, NULL, NULL);
 }
 
 static inline void rig_open(struct rig *g)
@@ -174,6 +204,7 @@ static inline void rig_close(struct rig *g)
     store_break(&g->store); /* before a step that waits for it is taken down, its memory after */
     scheduler_free(&g->scheduler);
     stepper_free(&g->stepper);
+    export_free(&g->export);
     store_stop(&g->store);
     pass_free(&g->pass);
     pass_gpu_free(&g->pass_gpu);

@@ -32,12 +32,16 @@ static inline struct chooser *make_chooser(struct world *w, bool newest)
     return c;
 }
 
-static inline struct world *world_make(uint32_t groups, const char *device)
+/* `features`: layers of the model that the head looks at. */
+static inline struct world *world_make_looking(uint32_t groups, uint32_t features, const char *device)
 {
     struct world *w = mem_alloc(1, sizeof *w);
     struct err err = {0};
-    w->rig = rig_make(&(struct rig_options){
-        .groups = groups, .trained_context = 1 << 20, .rope_dims = RIG_HEAD_DIM, .rms_eps = 1e-5f});
+    w->rig = rig_make(&(struct rig_options){.groups = groups,
+                                            .features = features,
+                                            .trained_context = 1 << 20,
+                                            .rope_dims = RIG_HEAD_DIM,
+                                            .rms_eps = 1e-5f});
     if (device)
         fakegpu_use(NULL);
     struct engine_options options = {
@@ -49,6 +53,11 @@ static inline struct world *world_make(uint32_t groups, const char *device)
     w->chooser = make_chooser(w, false);
     rig_tokens(w->tokens, CONTEXT, RIG_VOCAB, 77);
     return w;
+}
+
+static inline struct world *world_make(uint32_t groups, const char *device)
+{
+    return world_make_looking(groups, 0, device);
 }
 
 static inline void world_free(struct world **world)

@@ -22,6 +22,43 @@ static inline double ref_frequency(uint32_t j, uint32_t dims, double original, d
     return f / factor * ramp + f * (1 - ramp);
 }
 
+static inline void ref_norm(double *x, uint32_t count, const float *weight, double eps)
+{
+    double square = 0;
+    for (uint32_t i = 0; i < count; i++)
+        square += x[i] * x[i];
+    for (uint32_t i = 0; i < count; i++)
+        x[i] *= (double)weight[i] / sqrt(square / count + eps);
+}
+
+static inline void ref_embedding(const struct rig *r, uint32_t group, uint32_t token, double *x)
+{
+    const float *e = (const float *)model_token_embedding(r->model)->data + (size_t)token * RIG_HIDDEN;
+    for (uint32_t i = 0; i < RIG_HIDDEN; i++)
+        x[i] = (double)e[i];
+    ref_norm(x, RIG_HIDDEN, r->norm[group], (double)head_config(r->head)->rms_eps);
+}
+
+/* Hidden states of the sequence in hand, [position][features * RIG_HIDDEN]; the test's. */
+static const float *ref_hidden;
+
+static inline void ref_features(const struct rig *r, uint32_t position, double *g)
+{
+    uint32_t row = r->features * RIG_HIDDEN;
+    double eps = (double)head_config(r->head)->rms_eps, x[RIG_ROW_MAX] = {0};
+    memset(g, 0, RIG_HIDDEN * sizeof *g);
+    if (position == 0)
+        return;
+    for (uint32_t i = 0; i < row; i++)
+        x[i] = (double)ref_hidden[(size_t)(position - 1) * row + i];
+    if (head_shared(r->head)->feature_input_norm.data)
+        ref_norm(x, row, r->input_norm, eps);
+    for (uint32_t i = 0; i < RIG_HIDDEN; i++)
+        for (uint32_t j = 0; j < row; j++)
+            g[i] += (double)r->fc[i * row + j] * x[j];
+    ref_norm(g, RIG_HIDDEN, r->feature_norm, eps);
+}
+
 /* What the projections read at `position`: the token's normed embedding, or the views' sums. x [views *
  * hidden]. */
 static inline void ref_input(const struct rig *r, uint32_t group, const uint32_t *tokens, uint32_t position,
@@ -29,6 +66,11 @@ static inline void ref_input(const struct rig *r, uint32_t group, const uint32_t
 {
     const struct head_config *c = head_config(r->head);
     bool context = c->features == HEAD_FEATURES_CONTEXT;
+    if (c->features == HEAD_FEATURES_TARGET) {
+        ref_embedding(r, group, tokens[position], x);
+        ref_features(r, position, x + RIG_HIDDEN);
+        return;
+    }
     memset(x, 0, (size_t)r->views * RIG_HIDDEN * sizeof *x);
     for (uint32_t lag = 0; lag < (context ? c->taps : 1) && lag <= position; lag++) {
         const float *e = (const float *)model_token_embedding(r->model)->data +

@@ -38,7 +38,9 @@ enum {
     RIG_KV_ROWS = RIG_KV_HEADS * RIG_HEAD_DIM,
     RIG_GROUPS_MAX = 2,
     RIG_VIEWS_MAX = 3,
-    RIG_TAPS_MAX = 64
+    RIG_TAPS_MAX = 64,
+    RIG_FEATURES_MAX = 3,
+    RIG_ROW_MAX = RIG_FEATURES_MAX * RIG_HIDDEN
 };
 
 struct rig {
@@ -50,11 +52,15 @@ struct rig {
     float q[RIG_GROUPS_MAX][RIG_Q_ROWS * RIG_VIEWS_MAX * RIG_HIDDEN]; /* rows of views * RIG_HIDDEN */
     float k[RIG_GROUPS_MAX][RIG_KV_ROWS * RIG_VIEWS_MAX * RIG_HIDDEN];
     float taps[RIG_GROUPS_MAX][RIG_VIEWS_MAX * RIG_TAPS_MAX]; /* [views][taps] */
+    uint32_t features;                                        /* layers of the model; 0: none */
+    float fc[RIG_HIDDEN * RIG_ROW_MAX], feature_norm[RIG_HIDDEN], input_norm[RIG_ROW_MAX];
 };
 
 struct rig_options {
     uint32_t groups, trained_context, rope_dims;
     uint32_t views, taps; /* 0: no context */
+    uint32_t features;    /* layers of the model whose inputs the head reads; 0: none; not with views */
+    bool input_norm;      /* of what it reads */
     float rms_eps;
     bool halves;
     bool head_norms;         /* of queries and keys */
@@ -83,6 +89,24 @@ static inline void rig_fill(struct rig *r, const struct rig_options *o)
     }
 }
 
+static inline void rig_fill_features(struct rig *r, const struct rig_options *o)
+{
+    uint32_t seed = 13;
+    for (uint32_t i = 0; i < RIG_HIDDEN * RIG_ROW_MAX; i++)
+        r->fc[i] = o->projection ? o->projection(0, 'f', i / RIG_ROW_MAX, i % RIG_ROW_MAX)
+                                 : 0.3f * tiny_uniform(&seed);
+    for (uint32_t i = 0; i < RIG_HIDDEN; i++)
+        r->feature_norm[i] = o->projection ? 1 : 1 + 0.3f * tiny_uniform(&seed);
+    for (uint32_t i = 0; i < RIG_ROW_MAX; i++)
+        r->input_norm[i] = 1 + 0.3f * tiny_uniform(&seed);
+}
+
+/* Ascending layers, the last of them behind the model's last. */
+static inline uint32_t rig_feature_layer(const struct rig_options *o, uint32_t i)
+{
+    return i + 1 == o->features ? RIG_LAYERS : i;
+}
+
 static inline struct rig *rig_make(const struct rig_options *o)
 {
     const struct tiny_model tiny = {.vocab = RIG_VOCAB,
@@ -105,8 +129,10 @@ static inline struct rig *rig_make(const struct rig_options *o)
     tiny_model_write(&tiny, r->model_path);
     if (model_open(r->model_path, &r->model, &err) < 0)
         fail_msg("%s", err.text);
-    r->views = o->views ? o->views : 1;
+    r->features = o->features;
+    r->views = o->views ? o->views : o->features ? 2 : 1; /* halves of what projections read */
     rig_fill(r, o);
+    rig_fill_features(r, o);
     struct head_config c = {.model = model_fingerprint(r->model),
                             .tokenizer = model_tokenizer_fingerprint(r->model),
                             .vocab = RIG_VOCAB,
@@ -115,7 +141,11 @@ static inline struct rig *rig_make(const struct rig_options *o)
                             .kv_heads = RIG_KV_HEADS,
                             .head_dim = RIG_HEAD_DIM,
                             .layers = RIG_LAYERS,
-                            .features = o->views ? HEAD_FEATURES_CONTEXT : HEAD_FEATURES_NONE,
+                            .features = o->views      ? HEAD_FEATURES_CONTEXT
+                                        : o->features ? HEAD_FEATURES_TARGET
+                                                      : HEAD_FEATURES_NONE,
+                            .feature_layer_count = o->features,
+                            .feature_hidden = o->features ? RIG_HIDDEN : 0,
                             .views = o->views,
                             .taps = o->taps,
                             .groups = o->groups,
@@ -129,6 +159,16 @@ static inline struct rig *rig_make(const struct rig_options *o)
                                      .beta_slow = 1,
                                      .attn_factor = 1},
                             .trained_context = o->trained_context};
+    struct head_shared shared = {0};
+    uint32_t row = o->features * RIG_HIDDEN;
+    for (uint32_t i = 0; i < o->features; i++)
+        c.feature_layers[i] = rig_feature_layer(o, i);
+    if (o->features) {
+        shared.fc = (struct model_tensor){DTYPE_F32, RIG_HIDDEN, row, r->fc, 0};
+        shared.feature_norm = (struct model_tensor){DTYPE_F32, 1, RIG_HIDDEN, r->feature_norm, 0};
+    }
+    if (o->input_norm)
+        shared.feature_input_norm = (struct model_tensor){DTYPE_F32, 1, row, r->input_norm, 0};
     if (o->calibration && calibration_parse(o->calibration, &c.calibration, &err) < 0)
         fail_msg("%s", err.text);
     for (uint32_t g = 0; g < o->groups; g++) {
@@ -145,7 +185,7 @@ static inline struct rig *rig_make(const struct rig_options *o)
             groups[g].q_norm = groups[g].k_norm =
                 (struct model_tensor){DTYPE_F32, 1, RIG_HEAD_DIM, r->head_norm, 0};
     }
-    if (head_write(r->head_path, &c, NULL, groups, &err) < 0 ||
+    if (head_write(r->head_path, &c, o->features ? &shared : NULL, groups, &err) < 0 ||
         head_open(r->head_path, r->model, &r->head, &err) < 0)
         fail_msg("%s", err.text);
     return r;
@@ -205,7 +245,7 @@ static inline void rig_step(struct selector *s, uint64_t id, uint32_t step, cons
                             uint32_t from, uint32_t to, bool select, struct selector_result *result)
 {
     struct msg_step_entry entry = {id, 9, from, to - from, select ? STEP_ENTRY_SELECT : 0};
-    struct msg_step msg = {&entry, 1, {tokens + from, to - from}};
+    struct msg_step msg = {&entry, 1, {tokens + from, to - from}, {0}, 0};
     selector_step(s, step, &msg, result);
     if (result->refusal_count)
         fail_msg("%s", result->refusals[0].text);

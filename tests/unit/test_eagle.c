@@ -20,6 +20,7 @@
 #include "model/safetensors.h"
 #include "retriever/projection.h"
 #include "tests/lib/temp.h"
+#include "tests/unit/eagle_reference.h"
 #include "tests/unit/tiny_model.h"
 
 #define VECTORS "tests/vectors/eagle"
@@ -330,7 +331,59 @@ static void options_decide_what_is_kept(void **state)
     assert_non_null(strstr(err.text, "embed_tokens.weight"));
 }
 
-static void features_are_kept_and_refused_by_the_retriever(void **state)
+/* ---- with the model's features ------------------------------------------------------------------------- */
+
+static void check_features(const struct fixture *f, const struct head *head)
+{
+    const struct head_config *h = head_config(head);
+    uint32_t row = h->feature_layer_count * h->feature_hidden, seed = 77, tokens[FEATURE_TOKENS];
+    size_t stride = 64;
+    float *hidden = mem_alloc((size_t)FEATURE_TOKENS * row, sizeof *hidden),
+          *weights = mem_alloc_aligned(stride * h->kv_heads, sizeof *weights);
+    double *expected = mem_alloc((size_t)h->kv_heads * FEATURE_TOKENS, sizeof *expected);
+    struct compute *c = NULL;
+    struct projection *p = NULL;
+    struct err err = {0};
+    for (uint32_t i = 0; i < FEATURE_TOKENS; i++)
+        tokens[i] = tiny_random(&seed) % h->vocab;
+    for (uint32_t i = 0; i < FEATURE_TOKENS * row; i++)
+        hidden[i] = 3 * tiny_uniform(&seed);
+    if (compute_create("cpu", 1, COMPUTE_ISA_AUTO, &c, &err) < 0 ||
+        projection_create(f->model, head, FEATURE_TOKENS, 1, c, &p, &err) < 0)
+        fail_msg("%s", err.text);
+    struct keys keys;
+    keys_init(&keys, 1, h->kv_heads, h->head_dim);
+    struct projection_part part = {.keys = &keys,
+                                   .tokens = tokens,
+                                   .count = FEATURE_TOKENS,
+                                   .query = true,
+                                   .features = hidden,
+                                   .features_type = DTYPE_F32};
+    projection_run(p, &part, 1);
+    struct key_view view = keys_view(&keys, 0, FEATURE_TOKENS);
+    compute_retrieval_weights(c, weights, stride, projection_query(p, 0, 0), &view, (int)h->q_heads,
+                              (int)h->kv_heads, (int)h->head_dim, (float)(1 / sqrt((double)h->head_dim)),
+                              POOL_MAX);
+    reference_weights(head, f->model, tokens, hidden, expected);
+    for (uint32_t kv = 0; kv < h->kv_heads; kv++) {
+        double most = 0, off = 0;
+        for (uint32_t i = 0; i < FEATURE_TOKENS; i++) {
+            double want = expected[kv * FEATURE_TOKENS + i];
+            most = fmax(most, want);
+            off = fmax(off, fabs((double)weights[kv * stride + i] - want));
+        }
+        if (!(off <= 2e-3 * most)) /* keys are kept in 16 bits */
+            fail_msg("head %u: off by %g of %g", kv, off, most);
+    }
+    keys_free(&keys);
+    projection_free(&p);
+    compute_free(&c);
+    mem_free(&hidden);
+    mem_free(&weights);
+    mem_free(&expected);
+}
+
+static void features_are_kept_and_used(void **state)
 {
     static const struct {
         const char *folder;
@@ -340,12 +393,10 @@ static void features_are_kept_and_refused_by_the_retriever(void **state)
                  {VECTORS "/specforge-safetensors", {2, 4, 5}, false},
                  {VECTORS "/speculators-bin", {2, 4, 5}, true}};
     struct fixture *f = *state;
-    struct eagle_options o = {.features = HEAD_FEATURES_TARGET};
+    struct eagle_options o = {.features = HEAD_FEATURES_TARGET, .pool = HEAD_POOL_MAX};
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct err err = {0};
         struct head *head = NULL;
-        struct compute *c = NULL;
-        struct projection *p = NULL;
         if (import(f, cases[i].folder, f->model, &o, &err) < 0 ||
             head_open(f->head_path, f->model, &head, &err) < 0)
             fail_msg("%s", err.text);
@@ -356,10 +407,7 @@ static void features_are_kept_and_refused_by_the_retriever(void **state)
         assert_int_equal(head_groups(head)[0].q.cols, 128);
         assert_int_equal(head_shared(head)->fc.cols, 192);
         assert_int_equal(head_shared(head)->feature_input_norm.data != NULL, cases[i].input_norm);
-        assert_int_equal(compute_create("cpu", 1, COMPUTE_ISA_AUTO, &c, &err), 0);
-        assert_int_equal(projection_create(f->model, head, 2048, 1, c, &p, &err), -ENOTSUP);
-        assert_non_null(strstr(err.text, "features: found \"target\""));
-        compute_free(&c);
+        check_features(f, head);
         head_free(&head);
     }
 }
@@ -569,7 +617,7 @@ int main(void)
         cmocka_unit_test(the_shapes_of_a_large_model_work),
         cmocka_unit_test(yarn_begins_and_ends_where_it_should),
         cmocka_unit_test(options_decide_what_is_kept),
-        cmocka_unit_test(features_are_kept_and_refused_by_the_retriever),
+        cmocka_unit_test(features_are_kept_and_used),
         cmocka_unit_test(what_is_no_such_draft_model_is_named),
         cmocka_unit_test(a_model_that_it_does_not_fit_is_named),
         cmocka_unit_test(the_command_line_ends_as_promised),

@@ -370,6 +370,82 @@ static void test_hidden_states_are_kept(void **state)
     world_free(&w);
 }
 
+/* A head that looks at the model: equal weights however its tokens come, others without those states. */
+static void test_looking_heads_are_fed(void **state)
+{
+    enum { TOKENS = 150, AT = 120 };
+    struct world *w = world_make_looking(2, 3, *state);
+    struct engine *e = &w->engine;
+    size_t width = taps_width(&e->taps);
+    struct chooser *other = make_chooser(w, false);
+    struct pages pages;
+    struct err err = {0};
+    float *rows = engine_features_alloc(e, TOKENS), *none = engine_features_alloc(e, TOKENS);
+    assert_int_equal(width, 3 * RIG_HIDDEN);
+    assert_true(chooser_looks(w->chooser));
+    assert_int_equal(engine_pages(e, &(struct pages_sequence){.positions = TOKENS}, 1, &pages, &err), 0);
+    assert_int_equal(engine_prefill(e, &pages, 0, w->tokens, TOKENS, rows, &err), 0);
+    chooser_feed(w->chooser, w->tokens, AT, rows, false);
+    for (uint32_t t = AT; t < TOKENS; t++)
+        chooser_feed(w->chooser, w->tokens + t, 1, rows + (t - 1) * width, true);
+    chooser_feed(other, w->tokens, TOKENS, rows, true);
+    for (uint32_t l = 0; l < 2 * RIG_KV_HEADS; l++)
+        assert_memory_equal(chooser_weights(w->chooser, l / RIG_KV_HEADS, l % RIG_KV_HEADS),
+                            chooser_weights(other, l / RIG_KV_HEADS, l % RIG_KV_HEADS),
+                            TOKENS * sizeof(float));
+    chooser_reset(other);
+    chooser_feed(other, w->tokens, TOKENS, none, true);
+    assert_memory_not_equal(chooser_weights(w->chooser, 0, 0), chooser_weights(other, 0, 0),
+                            TOKENS * sizeof(float));
+    chooser_free(&other);
+    engine_pages_free(e, &pages);
+    mem_free(&rows);
+    mem_free(&none);
+    world_free(&w);
+}
+
+/* What each lane's own KV makes of the model is what its head looks at: alone and together, in texts and
+ * streams. */
+static void test_looking_heads_choose_for_themselves(void **state)
+{
+    enum { LANES = 4 };
+    struct world *w = world_make_looking(1, 2, *state);
+    const struct choice all = {.budget = CONTEXT, .sinks = 4, .window = 16},
+                        few = {.budget = 40, .sinks = 4, .window = 16};
+    struct chooser *choosers[LANES];
+    struct lane *lanes[LANES];
+    for (int i = 0; i < LANES; i++) {
+        choosers[i] = make_chooser(w, false);
+        lanes[i] =
+            make_lane(w, choosers[i], i % 2 ? &few : &all, i == 3 ? SELECTION_PREVIOUS : SELECTION_CURRENT);
+    }
+    const struct forced_text texts[] = {{w->tokens, CONTEXT, 300, 330}, {w->tokens + 7, 200, 129, 180}};
+    struct forced_sums sums[2] = {0}, alone[2] = {0};
+    struct err err = {0};
+    assert_int_equal(forced_run(&w->engine, texts, 2, lanes, 2, sums, &err), 0);
+    for (int t = 0; t < 2; t++)
+        assert_int_equal(forced_run(&w->engine, &texts[t], 1, lanes + 2 * t, 2, alone, &err), 0);
+    assert_true(sums[0].kl == 0 && sums[0].positions == 30 + 51);
+    assert_true(fabs(sums[1].kl - alone[1].kl) < 1e-9 && sums[1].kl > 1e-6);
+    struct decode_stream streams[3];
+    for (int i = 0; i < 3; i++)
+        streams[i] = (struct decode_stream){.prompt = w->tokens,
+                                            .prompt_count = 200,
+                                            .tokens = 50,
+                                            .lane = i ? lanes[i - 1] : NULL,
+                                            .sampling = sampler_params_default()};
+    assert_int_equal(decode_run(&w->engine, streams, 3, &err), 0);
+    assert_memory_equal(streams[0].out.ids, streams[1].out.ids, 50 * sizeof(uint32_t));
+    assert_memory_not_equal(streams[0].out.ids, streams[2].out.ids, 50 * sizeof(uint32_t));
+    for (int i = 0; i < LANES; i++) {
+        lane_free(&lanes[i]);
+        chooser_free(&choosers[i]);
+    }
+    for (int i = 0; i < 3; i++)
+        token_buf_free(&streams[i].out);
+    world_free(&w);
+}
+
 /* ---- devices ------------------------------------------------------------------------------------------- */
 
 static void test_devices_agree(void **state)
@@ -433,6 +509,10 @@ int main(void)
         cmocka_unit_test_prestate(test_streams_go_on_by_themselves, gpu),
         cmocka_unit_test(test_hidden_states_are_kept),
         cmocka_unit_test_prestate(test_hidden_states_are_kept, gpu),
+        cmocka_unit_test(test_looking_heads_are_fed),
+        cmocka_unit_test_prestate(test_looking_heads_are_fed, gpu),
+        cmocka_unit_test(test_looking_heads_choose_for_themselves),
+        cmocka_unit_test_prestate(test_looking_heads_choose_for_themselves, gpu),
         cmocka_unit_test(test_devices_agree),
         cmocka_unit_test(test_devices_are_refused),
     };

@@ -191,7 +191,7 @@ static void malformed_frames_are_refused_and_closed(void **state)
     } cases[] = {
         {0x12345678, FDPASS_ARENA, 1, 1, "magic"},
         {FDPASS_MAGIC, 0, 1, 1, "kind"},
-        {FDPASS_MAGIC, 4, 0, 0, "kind"},
+        {FDPASS_MAGIC, 6, 0, 0, "kind"},
         {FDPASS_MAGIC, FDPASS_ARENA, 2, 1, "found 1, expected 2"},
         {FDPASS_MAGIC, FDPASS_ARENA, 1, 0, "found 0"},
         {FDPASS_MAGIC, FDPASS_ARENA, 0, 3, "found 3"},

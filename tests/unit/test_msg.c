@@ -115,8 +115,8 @@ static void trailing_bytes_are_refused(void **state)
 static void wire_is_fixed(void **state)
 {
     (void)state;
-    static const uint8_t ping[] = {0x96, 4, 2, 0xcd, 0x12, 0x34, 7, 0, 0x80};
-    static const uint8_t grant[] = {0x96, 17,  2,    0xcd, 0x12, 0x34, 7,   0,    0x83, 0xa8, 's', 'e',
+    static const uint8_t ping[] = {0x96, 4, 3, 0xcd, 0x12, 0x34, 7, 0, 0x80};
+    static const uint8_t grant[] = {0x96, 17,  3,    0xcd, 0x12, 0x34, 7,   0,    0x83, 0xa8, 's', 'e',
                                     'q',  'u', 'e',  'n',  'c',  'e',  5,   0xa5, 'i',  'n',  'd', 'e',
                                     'x',  3,   0xa6, 'c',  'a',  'c',  'h', 'e',  'd',  0xcd, 1,   0x40};
     struct msg msg = {.kind = MSG_PING, .version = MSG_VERSION, .epoch = 0x1234, .id = 7};
@@ -332,20 +332,19 @@ static void hostile_frames_are_refused(void **state)
     assert_int_equal(FRAME_IS("\xc6\xff\xff\xff\xff\x01\x01\x01\x01"), -EPROTO);
     assert_int_equal(FRAME_IS("\xdb\xff\xff\xff\xff\x01"), -EPROTO);
     assert_int_equal(FRAME_IS("\xc9\xff\xff\xff\xff\x01"), -EPROTO);
-    assert_int_equal(FRAME_IS("\x86\x04\x02\x05\x06\x00\x80"), -EPROTO);         /* a map, no array */
-    assert_int_equal(FRAME_IS("\x96\x04\x02\x05\x06\x00\x90"), -EPROTO);         /* body is an array */
-    assert_int_equal(FRAME_IS("\x95\x04\x02\x05\x06\x00"), -EPROTO);             /* five items */
-    assert_int_equal(FRAME_IS("\x97\x04\x02\x05\x06\x00\x80\x00"), -EPROTO);     /* seven items */
-    assert_int_equal(FRAME_IS("\x96\xff\x02\x05\x06\x00\x80"), -EPROTO);         /* kind -1 */
-    assert_int_equal(FRAME_IS("\x96\x63\x02\x05\x06\x00\x80"), -EPROTO);         /* kind 99 */
-    assert_int_equal(FRAME_IS("\x96\x04\x02\x05\x06\xff\x80"), -EPROTO);         /* deadline -1 */
-    assert_int_equal(FRAME_IS("\x96\x04\x02\x05\x06\x00\x81\x01\x02"), -EPROTO); /* key is a number */
-    assert_int_equal(FRAME_IS("\x96\x04\x02\x05\x06\x00\xc1"), -EPROTO);         /* never used */
-    assert_int_equal(FRAME_IS("\x96\x04\x02\x05\x06\x00\x80"), 0);
-    assert_int_equal(FRAME_IS("\x96\x04\x03\x05\x06\x00\x80"), -EPROTONOSUPPORT);
-    assert_int_equal(FRAME_IS("\x96\x04\x01\x05\x06\x00\x80"), -EPROTONOSUPPORT);
-    assert_int_equal(FRAME_IS("\x93\x04\x03\xc0"),
-                     -EPROTONOSUPPORT); /* a later version may have other items */
+    assert_int_equal(FRAME_IS("\x86\x04\x03\x05\x06\x00\x80"), -EPROTO);         /* a map, no array */
+    assert_int_equal(FRAME_IS("\x96\x04\x03\x05\x06\x00\x90"), -EPROTO);         /* body is an array */
+    assert_int_equal(FRAME_IS("\x95\x04\x03\x05\x06\x00"), -EPROTO);             /* five items */
+    assert_int_equal(FRAME_IS("\x97\x04\x03\x05\x06\x00\x80\x00"), -EPROTO);     /* seven items */
+    assert_int_equal(FRAME_IS("\x96\xff\x03\x05\x06\x00\x80"), -EPROTO);         /* kind -1 */
+    assert_int_equal(FRAME_IS("\x96\x63\x03\x05\x06\x00\x80"), -EPROTO);         /* kind 99 */
+    assert_int_equal(FRAME_IS("\x96\x04\x03\x05\x06\xff\x80"), -EPROTO);         /* deadline -1 */
+    assert_int_equal(FRAME_IS("\x96\x04\x03\x05\x06\x00\x81\x01\x02"), -EPROTO); /* key is a number */
+    assert_int_equal(FRAME_IS("\x96\x04\x03\x05\x06\x00\xc1"), -EPROTO);         /* never used */
+    assert_int_equal(FRAME_IS("\x96\x04\x03\x05\x06\x00\x80"), 0);
+    assert_int_equal(FRAME_IS("\x96\x04\x04\x05\x06\x00\x80"), -EPROTONOSUPPORT);
+    assert_int_equal(FRAME_IS("\x96\x04\x02\x05\x06\x00\x80"), -EPROTONOSUPPORT);
+    assert_int_equal(FRAME_IS("\x93\x04\x04\xc0"), -EPROTONOSUPPORT); /* it may have other items */
 }
 
 static void depth_and_count_are_bounded(void **state)
@@ -380,14 +379,16 @@ static void a_message_too_long_is_refused_unread(void **state)
 
 /* ---- lengths against each other ---- */
 
-static int step_with(const struct msg_step_entry *entries, size_t count, size_t tokens)
+static int step_with(const struct msg_step_entry *entries, size_t count, size_t tokens, size_t features)
 {
     struct hand h;
     struct msg msg;
-    uint32_t ids[64] = {0};
-    hand_begin(&h, MSG_STEP, MSG_VERSION, 2);
+    uint32_t ids[LIMIT_SEQUENCES + 1] = {0};
+    hand_begin(&h, MSG_STEP, MSG_VERSION, 4);
     hand_bin(&h, "entries", entries, count * sizeof *entries);
     hand_bin(&h, "tokens", ids, tokens * sizeof *ids);
+    hand_bin(&h, "features", ids, features * sizeof *ids);
+    hand_number(&h, "reading", 7);
     int r = hand_end(&h, &msg, NULL);
     if (r == 0)
         msg_free(&msg);
@@ -399,30 +400,32 @@ static void steps_must_add_up(void **state)
     (void)state;
     struct msg_step_entry e[] = {{.sequence = 1, .position = 5, .count = 2},
                                  {.sequence = 2, .index = 1, .position = 9, .count = 3, .flags = 1}};
-    assert_int_equal(step_with(e, 2, 5), 0);
-    assert_int_equal(step_with(e, 2, 4), -EPROTO);
-    assert_int_equal(step_with(e, 2, 6), -EPROTO);
-    assert_int_equal(step_with(e, 0, 0), -EPROTO);
+    assert_int_equal(step_with(e, 2, 5, 0), 0);
+    assert_int_equal(step_with(e, 2, 5, 2), 0);
+    assert_int_equal(step_with(e, 2, 5, 1), -EPROTO);
+    assert_int_equal(step_with(e, 2, 4, 0), -EPROTO);
+    assert_int_equal(step_with(e, 2, 6, 0), -EPROTO);
+    assert_int_equal(step_with(e, 0, 0, 0), -EPROTO);
     e[0].count = 0;
-    assert_int_equal(step_with(e, 2, 3), -EPROTO);
+    assert_int_equal(step_with(e, 2, 3, 0), -EPROTO);
     e[0].count = UINT32_MAX; /* the sum must not wrap: 2^32 - 1 + 3 = 2 */
-    assert_int_equal(step_with(e, 2, 2), -EPROTO);
+    assert_int_equal(step_with(e, 2, 2, 0), -EPROTO);
     e[0].count = 2;
     e[0].position = LIMIT_CONTEXT - 2;
-    assert_int_equal(step_with(e, 2, 5), 0);
+    assert_int_equal(step_with(e, 2, 5, 0), 0);
     e[0].position++;
-    assert_int_equal(step_with(e, 2, 5), -EPROTO);
+    assert_int_equal(step_with(e, 2, 5, 0), -EPROTO);
     e[0].position = UINT32_MAX;
-    assert_int_equal(step_with(e, 2, 5), -EPROTO);
+    assert_int_equal(step_with(e, 2, 5, 0), -EPROTO);
     e[0].position = 0;
     e[0].index = LIMIT_SEQUENCES;
-    assert_int_equal(step_with(e, 2, 5), -EPROTO);
+    assert_int_equal(step_with(e, 2, 5, 0), -EPROTO);
     e[0].index = 0;
     e[0].flags = 2;
-    assert_int_equal(step_with(e, 2, 5), -EPROTO);
+    assert_int_equal(step_with(e, 2, 5, 0), -EPROTO);
     e[0].flags = 0;
     e[0].sequence = 0;
-    assert_int_equal(step_with(e, 2, 5), -EPROTO);
+    assert_int_equal(step_with(e, 2, 5, 0), -EPROTO);
 }
 
 static void steps_have_32_bits(void **state)
@@ -455,20 +458,10 @@ static void too_many_step_entries_are_refused(void **state)
 {
     (void)state;
     struct msg_step_entry e[LIMIT_SEQUENCES + 1];
-    struct hand h;
-    struct msg msg;
-    uint32_t ids[LIMIT_SEQUENCES + 1] = {0};
     for (uint32_t i = 0; i <= LIMIT_SEQUENCES; i++)
         e[i] = (struct msg_step_entry){.sequence = i + 1, .count = 1};
-    for (uint32_t count = LIMIT_SEQUENCES; count <= LIMIT_SEQUENCES + 1; count++) {
-        hand_begin(&h, MSG_STEP, MSG_VERSION, 2);
-        hand_bin(&h, "entries", e, count * sizeof *e);
-        hand_bin(&h, "tokens", ids, count * sizeof *ids);
-        int r = hand_end(&h, &msg, NULL);
-        assert_int_equal(r, count == LIMIT_SEQUENCES ? 0 : -EPROTO);
-        if (r == 0)
-            msg_free(&msg);
-    }
+    assert_int_equal(step_with(e, LIMIT_SEQUENCES, LIMIT_SEQUENCES, LIMIT_SEQUENCES), 0);
+    assert_int_equal(step_with(e, LIMIT_SEQUENCES + 1, LIMIT_SEQUENCES + 1, 0), -EPROTO);
 }
 
 struct topk_case {

@@ -376,7 +376,7 @@ static void run_many(const struct rig *r, int threads, uint32_t chunk, uint32_t 
         all[i] = tokens[i][done[i]];
         entries[i] = (struct msg_step_entry){1 + i, i, done[i], 1, STEP_ENTRY_SELECT};
     }
-    struct msg_step msg = {entries, sequences, {all, sequences}};
+    struct msg_step msg = {entries, sequences, {all, sequences}, {0}, 0};
     selector_step(s, 5000, &msg, result);
     assert_int_equal(result->entry_count, sequences);
     selector_free(&s);
@@ -503,7 +503,7 @@ static void bad_entries_change_nothing(void **state)
         uint32_t given[64] = {0};
         given[bad[i].count - 1] = bad[i].token;
         struct msg_step_entry entry = {bad[i].sequence, 0, bad[i].position, bad[i].count, bad[i].flags};
-        struct msg_step msg = {&entry, 1, {given, bad[i].count}};
+        struct msg_step msg = {&entry, 1, {given, bad[i].count}, {0}, 0};
         selector_step(s, 1 + i, &msg, &result);
         assert_int_equal(result.entry_count, 0);
         assert_int_equal(result.refusal_count, 1);
@@ -514,7 +514,7 @@ static void bad_entries_change_nothing(void **state)
     /* Bad beside good: the good one is answered; a sequence that is named twice counts once. */
     struct msg_step_entry entries[] = {{77, 0, 0, 2, 0}, {1, 0, 20, 1, STEP_ENTRY_SELECT}, {1, 0, 21, 1, 0}};
     uint32_t given[] = {1, 2, tokens[20], 3};
-    struct msg_step msg = {entries, 3, {given, 4}};
+    struct msg_step msg = {entries, 3, {given, 4}, {0}, 0};
     selector_step(s, 50, &msg, &result);
     assert_int_equal(result.refusal_count, 2);
     assert_non_null(strstr(result.refusals[1].text, "twice"));
@@ -547,7 +547,7 @@ static void weights_that_are_not_finite_are_refused(void **state)
     struct selector_result result = {0};
     uint32_t given[] = {1, 2, 13, 4, 1, 2, 3, 4};
     struct msg_step_entry entries[] = {{1, 0, 0, 4, STEP_ENTRY_SELECT}, {2, 0, 0, 4, STEP_ENTRY_SELECT}};
-    struct msg_step msg = {entries, 2, {given, 8}};
+    struct msg_step msg = {entries, 2, {given, 8}, {0}, 0};
     rig_open(s, 1, 40, 16, 0, 1);
     rig_open(s, 2, 40, 16, 0, 1);
     selector_step(s, 1, &msg, &result);

@@ -133,7 +133,7 @@ static void check_lengths(const struct rig_options *o, enum head_pool pool)
         for (unsigned j = 0; j < sizeof lengths / sizeof *lengths; j++) {
             struct msg_step_entry entry = {1, 9, 0, lengths[j], STEP_ENTRY_SELECT};
             pair_open(p, 1, shapes[i].budget, shapes[i].sinks, shapes[i].window);
-            pair_step(p, 1, &(struct msg_step){&entry, 1, {p->tokens[0], lengths[j]}});
+            pair_step(p, 1, &(struct msg_step){&entry, 1, {p->tokens[0], lengths[j]}, {0}, 0});
             assert_int_equal(p->gpu_result.entry_count, 1);
             assert_int_equal(selector_close(p->cpu, 1), 0);
             assert_int_equal(selector_close(p->gpu, 1), 0);
@@ -174,7 +174,7 @@ static uint32_t random_step(struct pair *p, uint32_t *done, uint32_t *random, st
             done[s] += take;
         n += take;
     }
-    *msg = (struct msg_step){entries, count, {tokens, n}};
+    *msg = (struct msg_step){entries, count, {tokens, n}, {0}, 0};
     return count;
 }
 
@@ -269,7 +269,7 @@ static void a_step_of_more_tokens_than_fit(void **state)
             entries[s] = (struct msg_step_entry){s + 1, s, 0, 1000, STEP_ENTRY_SELECT};
             memcpy(tokens + (size_t)s * 1000, p->tokens[s], 1000 * sizeof *tokens);
         }
-        pair_step(p, 1, &(struct msg_step){entries, SEQUENCES, {tokens, SEQUENCES * 1000}});
+        pair_step(p, 1, &(struct msg_step){entries, SEQUENCES, {tokens, SEQUENCES * 1000}, {0}, 0});
         assert_int_equal(p->gpu_result.entry_count, SEQUENCES);
         mem_free(&tokens);
         pair_free(&p);
@@ -310,7 +310,8 @@ static void company_changes_nothing(void **state)
             memcpy(tokens + n, p->tokens[s] + from, count * sizeof *tokens);
             n += count;
         }
-        selector_step(p->gpu, step, &(struct msg_step){entries, SEQUENCES, {tokens, n}}, &p->gpu_result);
+        selector_step(p->gpu, step, &(struct msg_step){entries, SEQUENCES, {tokens, n}, {0}, 0},
+                      &p->gpu_result);
         assert_int_equal(p->gpu_result.entry_count, SEQUENCES);
         for (uint32_t s = 0; s < SEQUENCES; s++) {
             rig_step(alone, s + 1, step, p->tokens[s], entries[s].position,
@@ -339,9 +340,8 @@ static struct selector_result *next_part(void *arg, struct selector_result *resu
 }
 
 /* Enough sequences for results to come in two halves, the first while the card works on the second. */
-static void halves_change_nothing(void **state)
+static void check_halves(bool graphs)
 {
-    (void)state;
     enum { MANY = 19, STEPS = 24, PROMPT = 40 };
     struct rig *r = rig_make(&exact);
     struct rig_selector o = {.pool = HEAD_POOL_MEAN, .context = 256, .sequences = MANY};
@@ -362,7 +362,7 @@ static void halves_change_nothing(void **state)
         rig_tokens(tokens, MANY * n, RIG_VOCAB, 100 + step);
         for (uint32_t s = 0; s < MANY; s++)
             entries[s] = (struct msg_step_entry){s + 1, s, at, n, STEP_ENTRY_SELECT};
-        struct msg_step msg = {entries, MANY, {tokens, MANY * n}};
+        struct msg_step msg = {entries, MANY, {tokens, MANY * n}, {0}, 0};
         parts.count = 0;
         selector_step(cpu, step, &msg, &expected);
         selector_step(gpu, step, &msg, &parts.result[0]);
@@ -390,13 +390,28 @@ static void halves_change_nothing(void **state)
     }
     struct selector_stats stats;
     selector_stats(gpu, &stats);
-    assert_int_equal(stats.graph_steps, STEPS - 1);
+    assert_int_equal(stats.graph_steps, graphs ? STEPS - 1 : 0);
     for (int i = 0; i < 2; i++)
         selector_result_free(&parts.result[i]);
     selector_result_free(&expected);
     selector_free(&cpu);
     selector_free(&gpu);
     rig_free(&r);
+}
+
+static void halves_change_nothing(void **state)
+{
+    (void)state;
+    check_halves(true);
+}
+
+/* A step that cannot be captured is queued launch by launch, and so are all after it. */
+static void captures_that_fail_change_nothing(void **state)
+{
+    (void)state;
+    setenv("SPECONTEXT_FAKEGPU_NO_GRAPHS", "1", 1);
+    check_halves(false);
+    unsetenv("SPECONTEXT_FAKEGPU_NO_GRAPHS");
 }
 
 /* So little work memory that every query is a slice of its own, and positions come back in several parts. */
@@ -456,7 +471,9 @@ static void count_memory(const struct rig_options *o)
                                    .rope_dims = 48,
                                    .head_norms = o->head_norms ? 4 : 0,
                                    .views = o->views,
-                                   .taps = o->taps};
+                                   .taps = o->taps,
+                                   .features = (uint64_t)o->features * RIG_HIDDEN,
+                                   .feature_input_norm = o->input_norm};
     struct memory_gpu_retriever need;
     memory_gpu_retriever(&head, 4096, 8, MEMORY_GPU_WORK, &need);
     assert_int_equal(b.keys, need.keys);
@@ -476,6 +493,12 @@ static void memory_is_counted(void **state)
     for (int i = 0; i < CONTEXTS; i++) {
         struct rig_options o = with_context(i);
         o.head_norms = true;
+        count_memory(&o);
+    }
+    for (int i = 0; i < 2; i++) {
+        struct rig_options o = exact;
+        o.features = 3;
+        o.input_norm = i;
         count_memory(&o);
     }
 }
@@ -500,7 +523,7 @@ static void weights_that_are_not_finite_are_refused(void **state)
         tokens[40] = 63;
         pair_open(p, 1, 32, 4, 8);
         pair_open(p, 2, 32, 4, 8);
-        pair_step(p, 1, &(struct msg_step){entries, 2, {tokens, 200}});
+        pair_step(p, 1, &(struct msg_step){entries, 2, {tokens, 200}, {0}, 0});
         assert_int_equal(p->gpu_result.refusal_count, 1);
         assert_int_equal(p->gpu_result.refusals[0].code, -EDOM);
         assert_int_equal(p->gpu_result.entry_count, 1);
@@ -524,6 +547,7 @@ int main(void)
         cmocka_unit_test(a_step_of_more_tokens_than_fit),
         cmocka_unit_test(company_changes_nothing),
         cmocka_unit_test(halves_change_nothing),
+        cmocka_unit_test(captures_that_fail_change_nothing),
         cmocka_unit_test(small_slices_change_nothing),
         cmocka_unit_test(what_the_card_cannot_hold_is_refused),
         cmocka_unit_test(memory_is_counted),

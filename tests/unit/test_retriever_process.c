@@ -239,7 +239,8 @@ static void send_step(struct played *p, uint64_t id, uint32_t step, const uint32
                       uint32_t to)
 {
     struct msg_step_entry entry = {id, 3, from, to - from, STEP_ENTRY_SELECT};
-    tell(p, (struct msg){.kind = MSG_STEP, .id = step, .step = {&entry, 1, {tokens + from, to - from}}});
+    struct msg_step msg = {&entry, 1, {tokens + from, to - from}, {0}, 0};
+    tell(p, (struct msg){.kind = MSG_STEP, .id = step, .step = msg});
 }
 
 /* ---- life of the process ---- */

@@ -1,0 +1,134 @@
+/* Hidden states of the model on the card: what retriever/target.h computes, from rows that the decoder wrote.
+ * Rows are gathered by number, so they may lie in memory of the card or in host memory that it reaches. */
+#include "retriever/card_features.h"
+
+#include "base/check.h"
+
+uint64_t card_features_inputs(const struct head_config *h)
+{
+    return h->features == HEAD_FEATURES_TARGET ? (uint64_t)h->feature_layer_count * h->feature_hidden : 0;
+}
+
+void card_features_take(struct card *c, const struct head_shared *shared, int *rc, struct err *err)
+{
+    struct card_features *f = &c->features;
+    uint64_t hidden = c->config->hidden, *work = &c->bytes.workspace;
+    if (!f->inputs)
+        return;
+    f->fc = card_take(c, 2 * hidden * f->inputs, &c->bytes.weights, rc, err);
+    f->norm = card_take(c, 4 * hidden, &c->bytes.weights, rc, err);
+    f->x = card_take(c, 2 * CARD_TILE * f->inputs, work, rc, err);
+    f->g = card_take(c, 4 * CARD_TILE * hidden, work, rc, err);
+    f->normed = card_take(c, 2 * CARD_TILE * hidden, work, rc, err);
+    if (!shared->feature_input_norm.data)
+        return;
+    f->input_norm = card_take(c, 4 * f->inputs, &c->bytes.weights, rc, err);
+    f->wide = card_take(c, 4 * CARD_TILE * f->inputs, work, rc, err);
+}
+
+int card_features_upload(struct card *c, struct compute *compute, const struct head_shared *from)
+{
+    const struct card_features *f = &c->features;
+    int rc = f->inputs ? card_upload_matrix(c, compute, f->fc, &from->fc, NULL) : 0;
+    if (rc == 0 && f->inputs)
+        rc = c->api->copy(f->norm, from->feature_norm.data, 4 * (size_t)c->config->hidden, c->stream);
+    if (rc == 0 && f->input_norm)
+        rc = c->api->copy(f->input_norm, from->feature_input_norm.data, 4 * f->inputs, c->stream);
+    return rc;
+}
+
+/* x [n][inputs] of the rows; a sequence's first token has none, and zeros stay zeros on their way. */
+static void gather(struct card *c, const struct card_features_tokens *t)
+{
+    struct card_features *f = &c->features;
+    size_t element = f->input_norm ? sizeof(float) : sizeof(uint16_t);
+    void *to = f->input_norm ? (void *)f->wide : f->x;
+    struct cuda_embed embed = {.out = to,
+                               .out_type = f->input_norm ? DTYPE_F32 : DTYPE_BF16,
+                               .table = f->rows,
+                               .rows = f->row_count,
+                               .cols = (uint32_t)f->inputs,
+                               .ids = t->rows,
+                               .n = t->n};
+    CHECK(f->rows); /* the selector has seen to it */
+    card_must(c, c->api->embed(&embed, c->stream), "features");
+    for (uint32_t i = 0; i < t->n; i++)
+        if (t->host_positions[i] == 0)
+            card_must(
+                c, c->api->fill((uint8_t *)to + i * f->inputs * element, 0, f->inputs * element, c->stream),
+                "features");
+    struct cuda_rmsnorm norm = {.out = f->x,
+                                .out_type = DTYPE_BF16,
+                                .x = f->wide,
+                                .weight = f->input_norm,
+                                .weight_type = DTYPE_F32,
+                                .n = t->n,
+                                .dim = (uint32_t)f->inputs,
+                                .eps = c->config->rms_eps};
+    if (f->input_norm)
+        card_must(c, c->api->rmsnorm(&norm, c->stream), "features");
+}
+
+void card_features_run(struct card *c, const struct card_features_tokens *t)
+{
+    struct card_features *f = &c->features;
+    struct cuda_matmul_shape shape = {.rows = c->config->hidden,
+                                      .cols = (uint32_t)f->inputs,
+                                      .n = card_padded(t->n),
+                                      .out_type = DTYPE_F32};
+    struct cuda_matmul m = {.out = f->g, .w = f->fc, .x = f->x};
+    struct cuda_rmsnorm norm = {.out = f->normed,
+                                .out_type = DTYPE_BF16,
+                                .x = f->g,
+                                .weight = f->norm,
+                                .weight_type = DTYPE_F32,
+                                .n = t->n,
+                                .dim = c->config->hidden,
+                                .eps = c->config->rms_eps};
+    if (!f->inputs)
+        return;
+    gather(c, t);
+    card_must(c, c->api->matmul(c->gpu, &shape, &m, c->stream), "features");
+    card_must(c, c->api->rmsnorm(&norm, c->stream), "features");
+}
+
+void card_features_prepare(struct card *c, uint32_t n)
+{
+    const struct head_config *h = c->config;
+    struct cuda_matmul_shape shape = {
+        .rows = h->hidden, .cols = (uint32_t)c->features.inputs, .n = card_padded(n), .out_type = DTYPE_F32};
+    if (!c->features.inputs)
+        return;
+    card_must(c, c->api->matmul_prepare(c->gpu, &shape, NULL), "features");
+    shape.cols = h->hidden;
+    shape.accumulate = 1;
+    shape.rows = h->q_heads * h->head_dim;
+    card_must(c, c->api->matmul_prepare(c->gpu, &shape, NULL), "features");
+    shape.rows = h->kv_heads * h->head_dim;
+    card_must(c, c->api->matmul_prepare(c->gpu, &shape, NULL), "features");
+}
+
+/* A graph keeps the address of the rows. */
+void card_drop_graphs(struct card *c)
+{
+    for (int i = 0; i < CARD_GRAPHS; i++)
+        if (c->graphs[i].graph)
+            c->api->graph_free(&c->graphs[i].graph);
+}
+
+void card_set_features(struct card *c, const void *rows, uint32_t count)
+{
+    card_drop_graphs(c);
+    c->features.rows = rows;
+    c->features.row_count = count;
+}
+
+const struct gpu_api *card_api(const struct card *c)
+{
+    return c->api;
+}
+
+struct gpu *card_gpu(const struct card *c)
+{
+    return c->gpu;
+}
