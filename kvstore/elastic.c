@@ -491,6 +491,7 @@ void elastic_attach(struct elastic *e, uint32_t group, uint32_t committed)
         pin_one(e, p, committed);
     memcpy(e->attached, others, sizeof others);
     e->attached[group] = true;
+    e->changes++;
     if (e->next == ELASTIC_STAGED) /* commit takes care of what is new in this group */
         for (uint32_t head = 0; head < e->layout.row_heads; head++)
             stage_head(e, group, head, e->sinks + e->window + 2);
@@ -500,6 +501,7 @@ void elastic_detach(struct elastic *e, uint32_t group)
 {
     CHECK(e->attached[group]);
     e->attached[group] = false;
+    e->changes++;
     for (uint32_t head = 0; head < e->layout.row_heads; head++)
         head_free(elastic_head(e, group, head));
     /* A staged set forgot which positions were new once they had slots. */

@@ -63,6 +63,7 @@ struct elastic {
     struct elastic_head *heads;     /* [group][row head] */
     int32_t *scratch;               /* of merges */
     bool attached[LIMIT_GROUPS];    /* the group has slots */
+    uint32_t changes;               /* grows when a group gets slots, or loses them: older ones are void */
     bool has;                       /* there is a set in use */
     uint32_t step, position, limit; /* of the set in use: made in that step from that position */
     enum elastic_next next;

@@ -232,14 +232,16 @@ bool residency_idle(struct planner *p)
     return some;
 }
 
-static bool uses_slots(const struct sequence *s)
+/* Whether the run that is being offloaded, the lowest one so far, needs slots for the sequence. Where others
+ * went before and hold none of it, all of them get theirs at its next step (residency_ensure_slots). */
+static bool uses_slots(const struct planner *p, const struct sequence *s)
 {
     if (!s->record || !s->attached || s->budget == 0 || s->failed)
         return false;
     for (uint32_t g = 0; g < LIMIT_GROUPS; g++)
         if (s->elastic.attached[g])
             return true;
-    return s->elastic.has;
+    return s->elastic.has && p->residency.resident + 1 == p->residency.runs;
 }
 
 static void count_filled(struct planner *p, struct sequence *s, uint32_t group, uint32_t layer)
@@ -265,7 +267,7 @@ static void attach_one(void *arg, int index, int thread)
     const struct attach_work *work = arg;
     struct sequence *s = &work->planner->sequences[index];
     struct elastic *e = &s->elastic;
-    if (!uses_slots(s) || e->attached[work->group])
+    if (!uses_slots(work->planner, s) || e->attached[work->group])
         return;
     elastic_attach(e, work->group, s->committed);
     e->fills.count = e->loads.count = 0; /* they are among the occupied ones */
@@ -318,7 +320,7 @@ static bool slots_fit(const struct planner *p, uint32_t run)
 {
     uint64_t slots = 0, free = p->device.free_count;
     for (uint32_t i = 0; i < p->options.sequences; i++)
-        slots += uses_slots(&p->sequences[i]) ? p->sequences[i].slot_slabs : 0;
+        slots += uses_slots(p, &p->sequences[i]) ? p->sequences[i].slot_slabs : 0;
     uint32_t first = layout_run_first(&p->layout, run);
     for (uint32_t l = layout_run_first(&p->layout, run + 1); l-- > first;) {
         if (free < slots)
@@ -340,7 +342,7 @@ static void offload_run(struct planner *p, uint32_t run, uint32_t end)
                 sequence_give_pages(&p->sequences[i], &p->device, &p->layout, r);
     for (uint32_t l = layout_run_first(&p->layout, run + 1); l-- > first;) {
         for (uint32_t i = 0; i < p->options.sequences; i++)
-            if (uses_slots(&p->sequences[i]))
+            if (uses_slots(p, &p->sequences[i]))
                 offload_layer(p, &p->sequences[i], l);
         gather_run(&p->gather);
         for (uint32_t i = 0; i < p->options.sequences; i++) {

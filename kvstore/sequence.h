@@ -23,7 +23,7 @@ struct sequence_draft { /* lists of a step that is to come, written before its r
     bool ready;
     uint32_t step, position; /* of that step and of its token */
     uint32_t set_step;       /* of the set */
-    uint32_t attached;       /* groups that had slots, a bit each */
+    uint32_t changes;        /* elastic.changes by then: with another one the slots are others */
     uint32_t window_end;     /* of the window, positions below are in the lists of groups with slots */
     uint64_t listed;         /* entries of all lists of groups without, which are whole */
 };

@@ -102,16 +102,6 @@ static void write_selection(struct list_out *out, const struct selection_list *l
     out->at += list->count;
 }
 
-static uint32_t attached_groups(const struct elastic *e)
-{
-    uint32_t bits = 0;
-    for (uint32_t g = 0; g < e->layout.groups; g++)
-        bits |= (uint32_t)e->attached[g] << g;
-    return bits;
-}
-
-_Static_assert(LIMIT_GROUPS <= 32, "a bit for each group");
-
 /* Whether every position of the next set has a slot, in groups that have any. */
 static bool all_staged(const struct elastic *e)
 {
@@ -132,7 +122,7 @@ void tables_draft(struct tables *t, uint32_t step, uint32_t phase, struct sequen
     uint32_t limit = next ? e->next_limit : e->limit;
     struct sequence_draft *draft = &s->draft[step & 1][phase];
     draft->ready = false;
-    if (limit > position || (attached_groups(e) && e->pin_end < e->sinks) || (next && !all_staged(e)))
+    if (limit > position || (!elastic_has_no_slots(e) && e->pin_end < e->sinks) || (next && !all_staged(e)))
         return;
     /* What is pinned stays in its slot until the step unpins it; a named row stays in its own too. */
     uint32_t pinned = e->pin_end < position ? e->pin_end : position;
@@ -158,7 +148,7 @@ void tables_draft(struct tables *t, uint32_t step, uint32_t phase, struct sequen
                                      .step = step,
                                      .position = position,
                                      .set_step = next ? e->next_step : e->step,
-                                     .attached = attached_groups(e),
+                                     .changes = e->changes,
                                      .window_end = pinned,
                                      .listed = listed};
 }
@@ -167,12 +157,12 @@ static bool is_drafted(const struct sequence *s, uint32_t step, uint32_t phase, 
 {
     const struct sequence_draft *d = &s->draft[step & 1][phase];
     return d->ready && d->step == step && d->position == position && d->set_step == s->elastic.step &&
-           d->attached == attached_groups(&s->elastic);
+           d->changes == s->elastic.changes;
 }
 
 bool tables_are_drafted(const struct sequence *s, uint32_t step, uint32_t phase, uint32_t position)
 {
-    return is_drafted(s, step, phase, position) && attached_groups(&s->elastic) == 0;
+    return is_drafted(s, step, phase, position) && elastic_has_no_slots(&s->elastic);
 }
 
 /* Positions that a layer of the group attends on average. */

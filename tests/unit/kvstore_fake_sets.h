@@ -197,8 +197,9 @@ static inline void fake_sparse(struct fake *f, struct fake_step *step)
     for (uint32_t i = 0; i < step->entries; i++)
         step->count[i] = 1;
     step->kind = STEP_SPARSE;
-    bool before_record = !step->late_topk && fake_random(f, 2);
-    if (before_record) /* TOPK may be faster than the record */
+    /* TOPK may be faster than the record. */
+    bool before_record = step->early_topk || (!step->late_topk && fake_random(f, 2));
+    if (before_record)
         fake_select(f, step, 0);
     fake_post(f, step);
     uint32_t first = 0;

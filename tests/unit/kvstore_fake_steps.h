@@ -9,7 +9,8 @@ struct fake_step {
     uint32_t kind, selection, early_layers, count[FAKE_SEQUENCES];
     struct fake_sequence *sequence[FAKE_SEQUENCES];
     uint32_t entries;
-    bool late_topk; /* mixed: the current sets come only after the early tables */
+    bool late_topk;  /* mixed: the current sets come only after the early tables */
+    bool early_topk; /* they come before the record */
 };
 
 static inline bool fake_up(struct fake *f, unsigned flag)

@@ -26,6 +26,10 @@
 
 enum { CONTEXT = 256, CHUNK = 32, SEQUENCES = 4, REQUESTS = 8, EVENTS_MAX = 64, GROUPS = 2, TOKENS = 40 };
 
+/* What becomes of the resident layers in mid-generation: they stay; their number is another one every few
+ * turns; all of them are back for one turn in between. */
+enum moves { STAY, MOVE, LEAP };
+
 struct result {
     uint32_t tokens[CONTEXT], count, done;
     struct msg_done last;
@@ -259,6 +263,16 @@ static void force(struct rig *g, int32_t runs)
     pthread_mutex_unlock(&g->mutex);
 }
 
+/* All layers are proposed as resident when it returns, so the next step is made with them. */
+static void bring_back(struct rig *g)
+{
+    pthread_mutex_lock(&g->mutex);
+    planner_force(g->planner, (int32_t)layout_runs(&g->layout));
+    while (planner_idle(g->planner, clock_now_ns()))
+        continue;
+    pthread_mutex_unlock(&g->mutex);
+}
+
 static void hand_on(struct rig *g)
 {
     struct msg answers[EVENTS_MAX];
@@ -271,16 +285,19 @@ static void hand_on(struct rig *g)
         scheduler_store(g->scheduler, &answers[i]);
 }
 
-/* Turns until nothing is left; `moves`: another number of resident runs every few turns. */
-static void finish(struct rig *g, bool moves)
+/* Turns until nothing is left. */
+static void finish(struct rig *g, enum moves moves)
 {
     struct scheduler_figures f;
     struct err err = {0};
     int64_t deadline = clock_now_ns() + 120 * CLOCK_S;
-    uint32_t turns = 0;
+    uint32_t turns = 0, runs = layout_runs(&g->layout);
     do {
-        if (moves && ++turns % 4 == 0)
-            force(g, (int32_t)(turns / 4 * 5 % (layout_runs(&g->layout) + 1)));
+        turns++;
+        if (moves == LEAP && turns % 4 == 3)
+            bring_back(g);
+        if (moves != STAY && turns % 4 == 0)
+            force(g, (int32_t)(turns / 4 * 5 % (moves == LEAP ? runs : runs + 1)));
         int r = scheduler_turn(g->scheduler, &err);
         if (r < 0)
             fail_msg("%s; store: %s", err.text, g->broken);
@@ -309,7 +326,8 @@ static void ask(struct rig *g, uint32_t request, uint32_t budget, uint32_t selec
 }
 
 /* Three requests; what they gave is left in `ret`. */
-static void ask_three(struct rig *g, uint32_t budget, uint32_t selection, bool moves, struct result *ret)
+static void ask_three(struct rig *g, uint32_t budget, uint32_t selection, enum moves moves,
+                      struct result *ret)
 {
     memset(g->results, 0, sizeof g->results);
     for (uint32_t i = 1; i <= 3; i++)
@@ -337,13 +355,13 @@ static void test_all_selected(void **state)
     (void)state;
     struct result full[3], sparse[3];
     rig_open(&rig, 256u << 20);
-    ask_three(&rig, 0, 0, false, full);
+    ask_three(&rig, 0, 0, STAY, full);
     static const int32_t runs[] = {3, 1, 0};
     for (unsigned i = 0; i < 3; i++) {
         force(&rig, runs[i]);
-        ask_three(&rig, CONTEXT, i, false, sparse); /* i: each selection mode once */
+        ask_three(&rig, CONTEXT, i, STAY, sparse); /* i: each selection mode once */
         check_same(full, sparse);
-        ask_three(&rig, 0, 0, false, sparse);
+        ask_three(&rig, 0, 0, STAY, sparse);
         check_same(full, sparse);
     }
     rig_close(&rig);
@@ -355,18 +373,20 @@ static void test_residencies(void **state)
     (void)state;
     struct result full[3], want[3], got[3];
     rig_open(&rig, 256u << 20);
-    ask_three(&rig, 0, 0, false, full);
+    ask_three(&rig, 0, 0, STAY, full);
     for (uint32_t mode = SELECTION_CURRENT; mode <= SELECTION_MIXED; mode++) {
         force(&rig, 3);
-        ask_three(&rig, 32, mode, false, want);
+        ask_three(&rig, 32, mode, STAY, want);
         assert_memory_not_equal(want[0].tokens, full[0].tokens, sizeof full[0].tokens);
         force(&rig, 1);
-        ask_three(&rig, 32, mode, false, got);
+        ask_three(&rig, 32, mode, STAY, got);
         check_same(want, got);
         assert_true(got[0].last.counters.rows_loaded > 0);
-        force(&rig, 0);
-        ask_three(&rig, 32, mode, true, got);
-        check_same(want, got);
+        for (enum moves moves = MOVE; moves <= LEAP; moves++) {
+            force(&rig, 0);
+            ask_three(&rig, 32, mode, moves, got);
+            check_same(want, got);
+        }
     }
     rig_close(&rig);
 }
@@ -378,19 +398,19 @@ static void test_short_sets(void **state)
     (void)state;
     struct result full[3], lists[3], got[3];
     rig_open(&rig, 256u << 20);
-    ask_three(&rig, 0, 0, false, full);
+    ask_three(&rig, 0, 0, STAY, full);
     for (uint32_t mode = SELECTION_CURRENT; mode <= SELECTION_MIXED; mode++) {
         rig.flags = 0;
         force(&rig, 3);
-        ask_three(&rig, 32, mode, false, lists);
+        ask_three(&rig, 32, mode, STAY, lists);
         assert_memory_not_equal(lists[0].tokens, full[0].tokens, sizeof full[0].tokens);
         rig.flags = TOPK_ENTRY_SHORT;
-        ask_three(&rig, 32, mode, false, got);
+        ask_three(&rig, 32, mode, STAY, got);
         check_same(full, got);
         assert_true(got[0].last.counters.fallbacks == got[0].last.counters.steps);
         assert_true(got[0].last.counters.attended > 2 * lists[0].last.counters.attended);
         force(&rig, 0);
-        ask_three(&rig, 32, mode, false, got);
+        ask_three(&rig, 32, mode, STAY, got);
         check_same(lists, got);
         assert_int_equal(got[0].last.counters.attended, lists[0].last.counters.attended);
     }

@@ -182,6 +182,72 @@ static void test_what_is_attended_is_counted(void **state)
     }
 }
 
+static void force_now(struct fake *f, int32_t runs)
+{
+    planner_force(f->planner, runs);
+    while (planner_idle(f->planner, clock_now_ns()))
+        continue;
+}
+
+/* Lists are written for a step that is to come; then, in two steps one after the other, all layers come back
+ * and go again: the same groups have slots as before, but other ones. */
+static void test_slots_that_are_others_than_drafted(void **state)
+{
+    (void)state;
+    for (int32_t runs = 0; runs < 3; runs++) {
+        struct planner_options options = fake_options();
+        options.slots = 400; /* every set finds all of its slots before the one in use is let go */
+        struct fake *f = fake_create(&options, 40 + (uint64_t)runs);
+        struct fake_sequence *s = &f->sequences[0];
+        force_now(f, runs);
+        fake_open(f, s, 5, &OPEN_SPARSE);
+        fake_prefill(f, s);
+        struct fake_step step = {
+            .selection = SELECTION_PREVIOUS, .entries = 1, .sequence = {s}, .early_topk = true};
+        f->step--;
+        fake_select(f, &step, (uint32_t)-1); /* of the last token of the prompt */
+        f->step++;
+        const struct sequence_draft *draft[2] = {&f->planner->sequences[s->index].draft[0][1],
+                                                 &f->planner->sequences[s->index].draft[1][1]};
+        for (uint32_t i = 0; i < 40; i++) {
+            bool moves = i % 4 == 2; /* all layers in this step, `runs` again in the next one */
+            if (moves)
+                force_now(f, 3);
+            fake_sparse(f, &step);
+            assert_int_equal(f->planner->residency.resident, moves ? 3 : runs);
+            const struct sequence_draft *next = draft[f->step & 1];
+            assert_true(i == 0 || (next->ready && next->step == f->step));
+            force_now(f, runs);
+        }
+        fake_free(f);
+    }
+}
+
+/* A sequence has a set but has made no sparse step when, in a step of another one, more layers go: those that
+ * went before hold no slots of it yet. */
+static void test_slots_of_one_that_waits(void **state)
+{
+    (void)state;
+    struct planner_options options = fake_options();
+    struct fake *f = fake_create(&options, 50);
+    struct fake_sequence *busy = &f->sequences[0], *waits = &f->sequences[1];
+    force_now(f, 1);
+    for (uint32_t i = 0; i < 2; i++) {
+        fake_open(f, &f->sequences[i], 5 + i, &OPEN_SPARSE);
+        fake_prefill(f, &f->sequences[i]);
+    }
+    struct fake_step both = {.selection = SELECTION_PREVIOUS, .entries = 2, .sequence = {busy, waits}},
+                     one = {.selection = SELECTION_PREVIOUS, .entries = 1, .sequence = {busy}};
+    f->step--;
+    fake_select(f, &both, (uint32_t)-1);
+    f->step++;
+    fake_sparse(f, &one);
+    force_now(f, 0);
+    fake_sparse(f, &one);
+    fake_sparse(f, &both);
+    fake_free(f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -192,6 +258,8 @@ int main(void)
         cmocka_unit_test(test_sparse_without_elastic),
         cmocka_unit_test(test_lists_that_grow_and_shrink),
         cmocka_unit_test(test_what_is_attended_is_counted),
+        cmocka_unit_test(test_slots_that_are_others_than_drafted),
+        cmocka_unit_test(test_slots_of_one_that_waits),
     };
     return fake_run_both(tests);
 }
