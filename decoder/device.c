@@ -217,6 +217,7 @@ static int make_export(struct device *d, uint64_t retriever_epoch, struct err *e
     scheduler_export(d->scheduler, d->export);
     struct post *post = mem_alloc(1, sizeof *post);
     post->kind = POST_EXPORT;
+    post->epoch = retriever_epoch;
     post->fd = fcntl(export_fd(d->export), F_DUPFD_CLOEXEC, 0);
     CHECK(post->fd >= 0);
     put_post(d, post);

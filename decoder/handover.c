@@ -27,7 +27,6 @@ static void stop_timer(struct handover *h)
 
 static void drop_connection(struct handover *h)
 {
-    stop_timer(h);
     if (h->connection < 0)
         return;
     loop_remove_fd(h->loop, h->connection);
@@ -38,7 +37,7 @@ static void drop_connection(struct handover *h)
 static void on_late(void *arg)
 {
     struct handover *h = arg;
-    drop_connection(h);
+    handover_drop(h);
     h->done(h->arg, "it did not answer");
 }
 
@@ -56,10 +55,11 @@ static void on_answer(void *arg, uint32_t events)
         if (fds[i] >= 0)
             close(fds[i]); /* an answer brings none */
     int waiting = h->timer >= 0, taken = r == 0 && frame.kind == FDPASS_TAKEN;
-    if (taken)
-        stop_timer(h);
-    else
+    if (!taken)
         drop_connection(h);
+    if (r == -ECONNRESET)
+        return; /* its death: who hears of it drops this, or the timer ends */
+    stop_timer(h);
     if (waiting)
         h->done(h->arg, taken ? NULL : r == 0 ? "it answered with another kind of frame" : err.text);
 }
@@ -82,12 +82,13 @@ int handover_send(struct handover *h, const char *path, int fd, uint64_t epoch, 
         r = fdpass_send(h->connection, &frame, &fd, err);
     if (r == 0 && (r = loop_add_fd(h->loop, h->connection, EPOLLIN | EPOLLRDHUP, on_answer, h)) < 0)
         err_set(err, r, "%s: epoll: %s", path, strerror(-r));
-    if (r < 0) {
-        if (h->connection >= 0)
-            close(h->connection);
+    if (r < 0 && h->connection >= 0) {
+        close(h->connection);
         h->connection = -1;
-        return r;
     }
+    if (r < 0 && r != -ETIMEDOUT && r != -ECONNRESET)
+        return r;
+    /* Who does not listen, or hung up, is about to be lost, which drops this; or the timer ends. */
     h->timer = loop_add_timer(h->loop, HANDOVER_ANSWER_S * CLOCK_S, on_late, h);
     return 0;
 }
@@ -98,9 +99,15 @@ void handover_abort(struct handover *h)
         flag_abort(&((struct features_header *)h->segment.at)->read);
 }
 
+void handover_drop(struct handover *h)
+{
+    stop_timer(h);
+    drop_connection(h);
+}
+
 void handover_close(struct handover *h)
 {
     if (h->loop)
-        drop_connection(h);
+        handover_drop(h);
     segment_close(&h->segment);
 }

@@ -25,11 +25,14 @@ void handover_init(struct handover *h, struct loop *loop, void (*done)(void *arg
                    void *arg);
 
 /* Sends the segment `fd`, which stays the caller's, to who listens at `path`; what was sent before is let go.
- * Blocks up to 1 s while nobody listens. */
+ * Blocks up to 1 s while nobody listens; a retriever that is not there is one that does not answer. */
 int handover_send(struct handover *h, const char *path, int fd, uint64_t epoch, struct err *err);
 
 /* Ends present and future waits for the retriever in the segment sent last. */
 void handover_abort(struct handover *h);
+
+/* The retriever is gone: no answer is waited for, and `done` is not called. */
+void handover_drop(struct handover *h);
 
 void handover_close(struct handover *h);
 

@@ -38,7 +38,8 @@ struct post {
     enum post_kind kind;
     struct msg msg; /* its memory is freed with mem_free */
     char text[ERR_TEXT_MAX];
-    int fd; /* POST_EXPORT: the post's own */
+    int fd;         /* POST_EXPORT: the post's own */
+    uint64_t epoch; /* POST_EXPORT: of the retriever that it was made for */
 };
 
 #endif

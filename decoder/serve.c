@@ -285,10 +285,13 @@ static void look_ready(struct serve *s)
     sd_notify(0, "READY=1");
 }
 
-/* The device thread made a feature segment for the retriever. */
-static void hand_over(struct serve *s, int fd)
+/* The device thread made a feature segment for the retriever. For one that is gone since, nothing is done:
+ * another follows when the next has greeted. */
+static void hand_over(struct serve *s, int fd, uint64_t retriever_epoch)
 {
     struct err err = {0};
+    if (retriever_epoch != s->retriever_epoch)
+        return;
     set_state(s, "waiting for the retriever to take hidden states");
     s->taken = false;
     if (handover_send(&s->handover, s->features_path, fd, bus_epoch(s->bus), &err) < 0)
@@ -349,7 +352,7 @@ static void handle_post(struct serve *s, struct post *post)
         look_ready(s);
         break;
     case POST_EXPORT:
-        hand_over(s, post->fd);
+        hand_over(s, post->fd, post->epoch);
         break;
     case POST_FATAL:
         fail(s, "%s", post->text);
@@ -520,6 +523,8 @@ static void retriever_lost(void *arg, const char *why)
     struct serve *s = arg;
     log_warn("retriever is gone: %s", why);
     handover_abort(&s->handover);
+    handover_drop(&s->handover);
+    s->retriever_epoch = 0;
     give_order(s, ORDER_RETRIEVER_LOST, 0, NULL);
 }
 

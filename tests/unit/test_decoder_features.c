@@ -5,8 +5,11 @@
 
 #include "base/hash.h"
 #include "decoder/export.h"
+#include "decoder/handover.h"
 #include "decoder/identity.h"
+#include "link/fdpass.h"
 #include "link/flag.h"
+#include "tests/lib/temp.h"
 #include "tests/unit/decoder_rig.h"
 
 enum { HIDDEN = 48, LAYERS = 3, REQUESTS = 8 };
@@ -395,6 +398,84 @@ static void what_the_model_lacks_is_refused(void **state)
     model_free(&model);
 }
 
+struct answers {
+    struct loop *loop;
+    struct handover handover;
+    uint32_t count;
+    const char *why; /* of the last; NULL: taken */
+    int64_t deadline_ns;
+};
+
+static void note_answer(void *arg, const char *why)
+{
+    struct answers *a = arg;
+    a->count++;
+    a->why = why;
+}
+
+/* What the other end did was seen. */
+static void look_seen(void *arg)
+{
+    struct answers *a = arg;
+    assert_true(clock_now_ns() < a->deadline_ns);
+    if (a->count || a->handover.connection < 0)
+        loop_stop(a->loop, 0);
+}
+
+static void hand(struct answers *a, const char *path, int fd)
+{
+    struct err err = {0};
+    a->count = 0;
+    a->deadline_ns = clock_now_ns() + 10 * CLOCK_S;
+    if (handover_send(&a->handover, path, fd, 1, &err) < 0)
+        fail_msg("%s", err.text);
+}
+
+/* A retriever that dies before it answers is waited for, until it is known to be lost or time is over; the
+ * next one's answer counts. */
+static void a_retriever_dies_before_it_answers(void **state)
+{
+    (void)state;
+    char folder[PATH_MAX], path[PATH_MAX + 16];
+    struct answers a = {.loop = loop_create()};
+    struct segment segment;
+    struct err err = {0};
+    int listener, peer;
+    pid_t pid;
+    temp_make(folder);
+    snprintf(path, sizeof path, "%s/fd", folder);
+    assert_int_equal(segment_create("features", FEATURES_ROWS_AT, &segment, &err), 0);
+    handover_init(&a.handover, a.loop, note_answer, &a);
+    loop_add_timer(a.loop, CLOCK_MS, look_seen, &a);
+
+    hand(&a, path, segment.fd); /* nobody listens */
+    assert_true(a.handover.timer >= 0);
+    assert_int_equal(fdpass_listen(path, &listener, &err), 0);
+    hand(&a, path, segment.fd);
+    assert_int_equal(fdpass_accept(listener, &peer, &pid, &err), 0);
+    close(peer);
+    loop_run(a.loop);
+    assert_int_equal(a.count, 0);
+    assert_true(a.handover.timer >= 0);
+    handover_drop(&a.handover);
+    assert_int_equal(a.handover.timer, -1);
+
+    hand(&a, path, segment.fd);
+    assert_int_equal(fdpass_accept(listener, &peer, &pid, &err), 0);
+    struct fdpass_frame taken = {.kind = FDPASS_TAKEN, .role = ROLE_RETRIEVER};
+    assert_int_equal(fdpass_send(peer, &taken, NULL, &err), 0);
+    loop_run(a.loop);
+    assert_int_equal(a.count, 1);
+    assert_null(a.why);
+    assert_int_equal(a.handover.timer, -1);
+    handover_close(&a.handover);
+    close(peer);
+    close(listener);
+    segment_close(&segment);
+    loop_free(&a.loop);
+    temp_remove(folder);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -406,6 +487,7 @@ int main(void)
         cmocka_unit_test(a_prompt_waits_for_the_retriever),
         cmocka_unit_test(no_prefix_is_asked_for),
         cmocka_unit_test(what_the_model_lacks_is_refused),
+        cmocka_unit_test(a_retriever_dies_before_it_answers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
