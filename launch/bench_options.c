@@ -24,7 +24,7 @@ static const struct option_entry table[] = {
     {.name = "model", .letter = 'm', .kind = OPTION_TEXT, AT(run.model), .argument = "FILE", .group = MODEL,
      .text = "the model: a GGUF file or a Hugging Face folder"},
     {.name = "head", .letter = 'H', .kind = OPTION_TEXT, AT(run.head), .argument = "FILE", .group = MODEL,
-     .text = "the retrieval head; without it one is cut from the model and kept in the cache"},
+     .text = "the retrieval head (default: one that comes along, else one cut from the model)"},
     {.name = "prompt", .letter = 'p', .kind = OPTION_UINT, AT(prompt), .argument = "N", .initial = "512",
      .least = 0, .most = LIMIT_CONTEXT, .group = MEASURE, .text = "tokens of a prefill; 0: none"},
     {.name = "predict", .letter = 'n', .kind = OPTION_UINT, AT(decode), .argument = "N", .initial = "128",

@@ -197,7 +197,7 @@ static const char usage[] =
     "  -m, --model MODEL  the model it drafts for; without it the folder is only looked at\n"
     "  -o, --output HEAD  (default: DIR/" HEAD_IMPORT_FILE ")\n"
     "      --features F   none: the projections' embedding half (default); target: also what they make\n"
-    "                     of the model's hidden states, which the retriever cannot run yet\n"
+    "                     of the model's hidden states, which the decoder hands over\n"
     "      --embedding E  auto: the model's, unless the draft model has another (default); own; model\n"
     "      --trained-context N  positions of its training, beyond which YaRN stretches it (default: 2048,\n"
     "                     or what the draft model's own rope scaling spans)\n"

@@ -208,7 +208,7 @@ void report_print(const struct report *report, FILE *to)
     struct kv_counters sum = {0};
     uint64_t prompt = 0, cached = 0, generated = 0;
     int64_t prefill_ns = 0, decode_ns = 0;
-    double ttft = 0;
+    double ttft = 0, prefill_rate = report->count == 1 ? sequence_prefill_rate(report->sequences) : 0;
     for (uint32_t i = 0; i < report->count; i++) {
         const struct sequence *s = &report->sequences[i];
         generated += s->generated.count;
@@ -223,10 +223,12 @@ void report_print(const struct report *report, FILE *to)
         msg_add_counters(&sum, &s->done.counters);
     }
     fprintf(to, "load:       %10.2f ms\n", (double)report->load_ns / (double)CLOCK_MS);
-    if (report->count == 1 && prefill_ns > 0)
+    if (report->count == 1 && prefill_ns > 0 && isnan(prefill_rate))
+        fprintf(to, "prefill:    %10.2f ms, %" PRIu32 " of %" PRIu64 " tokens (%" PRIu64 " cached)\n",
+                (double)prefill_ns / (double)CLOCK_MS, report->sequences->prefilled, prompt, cached);
+    else if (report->count == 1 && prefill_ns > 0)
         fprintf(to, "prefill:    %10.2f ms, %" PRIu64 " tokens (%" PRIu64 " cached), %.2f tokens/s\n",
-                (double)prefill_ns / (double)CLOCK_MS, prompt, cached,
-                sequence_prefill_rate(report->sequences));
+                (double)prefill_ns / (double)CLOCK_MS, prompt, cached, prefill_rate);
     if (report->count == 1 && decode_ns > 0)
         fprintf(to, "decode:     %10.2f ms, %" PRIu64 " tokens, %.2f tokens/s\n",
                 (double)decode_ns / (double)CLOCK_MS, generated, sequence_decode_rate(report->sequences));

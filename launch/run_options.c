@@ -24,7 +24,7 @@ static const struct option_entry table[] = {
     {.name = "model", .letter = 'm', .kind = OPTION_TEXT, AT(model), .argument = "FILE", .group = PROMPT,
      .text = "the model: a GGUF file or a Hugging Face folder"},
     {.name = "head", .letter = 'H', .kind = OPTION_TEXT, AT(head), .argument = "FILE", .group = PROMPT,
-     .text = "the retrieval head; without it one is cut from the model and kept in the cache"},
+     .text = "the retrieval head (default: one that comes along, else one cut from the model)"},
     {.name = "prompt", .letter = 'p', .kind = OPTION_TEXT, AT(prompt), .argument = "TEXT", .group = PROMPT,
      .text = "the prompt; follows the text of --file"},
     {.name = "file", .letter = 'f', .kind = OPTION_TEXT, AT(file), .argument = "FILE", .group = PROMPT,

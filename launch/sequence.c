@@ -47,8 +47,9 @@ static double rate(double count, int64_t ns)
 
 double sequence_prefill_rate(const struct sequence *s)
 {
-    if (!s->finished || s->done.prompt_tokens < s->done.cached_tokens)
-        return (double)NAN;
+    bool broken = s->done.reason == FINISH_CANCELLED || s->done.reason == FINISH_ERROR;
+    if (!s->finished || (broken && !s->first_ns) || s->done.prompt_tokens < s->done.cached_tokens)
+        return (double)NAN; /* of a prompt that was not computed to its end there is no rate */
     return rate(s->done.prompt_tokens - s->done.cached_tokens, s->done.prefill_ns);
 }
 

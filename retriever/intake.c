@@ -51,8 +51,9 @@ static void on_connection(void *arg, uint32_t events)
     for (uint32_t i = 0; r == 0 && i < frame.fds && i < FDPASS_FDS_MAX; i++)
         close(fds[i]);
     if (r == 0)
-        log_warn("features: found frame kind %u with %u descriptors, expected kind %d with 1", frame.kind,
-                 frame.fds, FDPASS_FEATURES);
+        log_warn("features: found frame kind %u of role %u with %u descriptors, expected kind %d of role %d "
+                 "with 1",
+                 frame.kind, frame.role, frame.fds, FDPASS_FEATURES, ROLE_DECODER);
     else if (r != -ECONNRESET)
         log_warn("features: %s", err.text);
     drop(s);
@@ -73,7 +74,11 @@ static void on_listen(void *arg, uint32_t events)
     }
     drop(s);
     s->connection = fd;
-    loop_add_fd(s->loop, fd, EPOLLIN | EPOLLRDHUP, on_connection, s);
+    r = loop_add_fd(s->loop, fd, EPOLLIN | EPOLLRDHUP, on_connection, s);
+    if (r < 0) { /* nobody would ever hear it */
+        log_warn("features: epoll: %s", strerror(-r));
+        drop(s);
+    }
 }
 
 int intake_create(struct loop *loop, const char *runtime,

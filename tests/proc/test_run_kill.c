@@ -224,6 +224,8 @@ static void test_interrupt_in_prefill(void **state)
     kill(c.proc.pid, SIGINT);
     runcase_end(&c, 130, clock_now_ns() + BOUND_NS);
     assert_int_equal(c.proc.out.bytes, 0);
+    assert_true(json_is_null(json_object_get(c.report, "prefill_tokens_per_s")));
+    assert_null(strstr(c.proc.err.text, " cached), ")); /* nor does a rate stand on the terminal */
     runcase_free(&c);
 }
 
