@@ -2,10 +2,16 @@
 #include "tests/lib/fakegpu.h"
 
 #include <limits.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include <cmocka.h>
 
 #include "base/check.h"
 
@@ -29,4 +35,10 @@ void fakegpu_use(const char *card)
     CHECK(access(path, R_OK) == 0);
     CHECK(setenv("SPECONTEXT_GPU_LIBRARY", path, 1) == 0);
     CHECK((card ? setenv("SPECONTEXT_FAKEGPU_CARD", card, 1) : unsetenv("SPECONTEXT_FAKEGPU_CARD")) == 0);
+}
+
+void fakegpu_need_double(void)
+{
+    if (getenv("SPECONTEXT_TEST_GPU_LIBRARY"))
+        skip();
 }

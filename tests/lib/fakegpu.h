@@ -8,4 +8,7 @@
  * library, that one is used: tests that need nothing of the double then run on a real GPU. */
 void fakegpu_use(const char *card);
 
+/* Skips the running test, by name, where a real library is used: for tests that set up the double's cards. */
+void fakegpu_need_double(void);
+
 #endif

@@ -120,6 +120,7 @@ static uint16_t *bf16s(const float *x, size_t count)
 static void test_devices(void **state)
 {
     (void)state;
+    fakegpu_need_double();
     struct gpu *gpu = NULL, *by_uuid = NULL;
     struct err err = {0};
     int count = 0;
@@ -147,6 +148,7 @@ static void test_devices(void **state)
 static void test_memory_ends(void **state)
 {
     (void)state;
+    fakegpu_need_double();
     struct gpu *gpu = NULL;
     struct err err = {0};
     void *at = NULL, *more = NULL;

@@ -409,6 +409,7 @@ static void halves_change_nothing(void **state)
 static void captures_that_fail_change_nothing(void **state)
 {
     (void)state;
+    fakegpu_need_double();
     setenv("SPECONTEXT_FAKEGPU_NO_GRAPHS", "1", 1);
     check_halves(false);
     unsetenv("SPECONTEXT_FAKEGPU_NO_GRAPHS");
@@ -444,6 +445,7 @@ static int refused(const struct rig *r, struct selector_options o, const char *t
 static void what_the_card_cannot_hold_is_refused(void **state)
 {
     (void)state;
+    fakegpu_need_double();
     struct rig *r = rig_make(&exact);
     struct selector_options o = {.device = "cuda:1", .context = 1 << 18, .sequences = 8};
     assert_int_equal(refused(r, o, "context on a GPU: found 262144, expected at most 131072"), -ENOTSUP);
@@ -489,6 +491,7 @@ static void count_memory(const struct rig_options *o)
 static void memory_is_counted(void **state)
 {
     (void)state;
+    fakegpu_need_double();
     count_memory(&exact);
     for (int i = 0; i < CONTEXTS; i++) {
         struct rig_options o = with_context(i);
