@@ -93,7 +93,7 @@ static bool find_in(const char *dir, const struct model *model, char ret_path[PA
     return found;
 }
 
-static bool find_shipped(const struct model *model, char ret_path[PATH_MAX])
+bool head_cache_shipped(const struct model *model, char ret_path[PATH_MAX])
 {
     char self[PATH_MAX];
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
@@ -116,7 +116,7 @@ static bool find_shipped(const struct model *model, char ret_path[PATH_MAX])
 int head_cache_get(const struct model *model, char ret_path[PATH_MAX], struct err *err)
 {
     char dir[PATH_MAX], made[PATH_MAX + 32];
-    if (find_shipped(model, ret_path))
+    if (head_cache_shipped(model, ret_path))
         return 0;
     int r = cache_dir(dir, err);
     if (r)

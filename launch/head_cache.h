@@ -4,6 +4,7 @@
 #define LAUNCH_HEAD_CACHE_H
 
 #include <limits.h>
+#include <stdbool.h>
 
 #include "base/err.h"
 #include "model/model.h"
@@ -12,5 +13,8 @@
  * $XDG_CACHE_HOME/specontext/heads/FINGERPRINT.safetensors (or below ~/.cache), made when it is missing or
  * does not fit the model. Concurrent callers are safe: each writes a file of its own and renames it. */
 int head_cache_get(const struct model *model, char ret_path[PATH_MAX], struct err *err);
+
+/* The shipped head alone: false where none fits. Makes nothing. */
+bool head_cache_shipped(const struct model *model, char ret_path[PATH_MAX]);
 
 #endif

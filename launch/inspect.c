@@ -12,7 +12,9 @@
 #include <string.h>
 
 #include "base/parse.h"
+#include "launch/head_cache.h"
 #include "model/chat.h"
+#include "model/head.h"
 #include "model/model.h"
 #include "model/tokenizer.h"
 #include "model/vocab.h"
@@ -34,6 +36,8 @@ struct facts {
     struct err tokenizer_why;
     const char *chat; /* name of the template, or NULL */
     struct err chat_why;
+    struct head *head; /* that comes along for the model, or NULL */
+    const struct head_config *head_config;
     struct model_type_use types[DTYPE_MAX];
     uint64_t weight_bytes, kv_token_bytes, memory;
 };
@@ -48,6 +52,9 @@ static void gather(struct facts *f)
     f->kv_token_bytes = (uint64_t)2 * c->layers * c->kv_heads * c->head_dim * KV_BYTES;
     if (tokenizer_create(m, &f->tokenizer, &f->tokenizer_why) == 0)
         (void)chat_check(f->tokenizer, &f->chat, &f->chat_why); /* what it lacks is part of the output */
+    char path[PATH_MAX];
+    if (head_cache_shipped(m, path) && head_open(path, m, &f->head, NULL) == 0)
+        f->head_config = head_config(f->head);
 }
 
 static const char *attention_kind(const struct model_config *c)
@@ -132,6 +139,17 @@ static void print_tokenizer(const struct facts *f)
         printf("%-18s%s\n", "chat template", f->chat ? f->chat : f->chat_why.text);
 }
 
+/* The head that `run` takes without --head. */
+static void print_head(const struct facts *f)
+{
+    if (!f->head)
+        printf("%-18s%s\n", "head", "none comes along: one is cut from the model's first layer, 1 group");
+    else
+        printf("%-18s%s, %" PRIu32 " group%s, features %s\n", "head", head_path(f->head),
+               f->head_config->groups, f->head_config->groups == 1 ? "" : "s",
+               head_features_name(f->head_config->features));
+}
+
 static int print_table(const struct facts *f)
 {
     print_shape(f);
@@ -145,6 +163,7 @@ static int print_table(const struct facts *f)
     print_bytes("KV per token", f->kv_token_bytes);
     print_bytes("KV, full context", f->kv_token_bytes * f->config->context_max);
     print_tokenizer(f);
+    print_head(f);
     print_hash("fingerprint", model_fingerprint(f->model));
     print_hash("  tokenizer", model_tokenizer_fingerprint(f->model));
     if (!f->memory)
@@ -210,6 +229,11 @@ static int print_json(const struct facts *f)
     json_object_set_new(root, "weight_types", types_json(f));
     json_object_set_new(root, "kv_bytes_per_token", json_integer((json_int_t)f->kv_token_bytes));
     json_object_set_new(root, "tokenizer", tokenizer_json(f));
+    json_object_set_new(root, "head",
+                        f->head ? json_pack("{s:s, s:I, s:s}", "path", head_path(f->head), "groups",
+                                            (json_int_t)f->head_config->groups, "features",
+                                            head_features_name(f->head_config->features))
+                                : json_null());
     json_object_set_new(root, "fingerprint", hash_json(model_fingerprint(f->model)));
     json_object_set_new(root, "tokenizer_fingerprint", hash_json(model_tokenizer_fingerprint(f->model)));
     bool fits = !f->memory || full_bytes(f) <= f->memory;
@@ -269,6 +293,7 @@ int inspect_main(int argc, char **argv)
     f.model = model;
     gather(&f);
     int code = json ? print_json(&f) : print_table(&f);
+    head_free(&f.head);
     tokenizer_free(&f.tokenizer);
     model_free(&model);
     return code;

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <getopt.h>
 #include <jansson.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +13,7 @@
 #include "base/parse.h"
 #include "launch/gpu_memory.h"
 #include "launch/gpu_probe.h"
+#include "launch/head_cache.h"
 #include "model/head.h"
 #include "model/model.h"
 #include "proto/memory.h"
@@ -52,8 +54,7 @@ static const char usage_text[] =
     "  -m, --model FILE       shape and bytes from a model file\n"
     "      --layers, --heads, --kv-heads, --head-dim N; --model-bytes BYTES   shape and bytes by hand\n"
     "      --head-bytes BYTES retrieval head (default 0; paper only)\n"
-    "  -H, --head FILE        the retrieval head's file (default: one cut from the model; --gpu-memory "
-    "only)\n"
+    "  -H, --head FILE        the retrieval head's file (default: as run takes it; --gpu-memory only)\n"
     "memory model\n"
     "      --memory-model paper|exact   the paper's formula (erratum mended), or what our processes "
     "allocate\n"
@@ -177,7 +178,9 @@ static int ask_card(const struct plan *p, struct gpu_memory_load *load, struct e
 static int divide_card(struct plan *p, const struct model *model, struct err *err)
 {
     struct head *head = NULL;
-    int r = p->head_path ? head_open(p->head_path, model, &head, err) : 0;
+    char shipped[PATH_MAX];
+    const char *path = p->head_path ? p->head_path : head_cache_shipped(model, shipped) ? shipped : NULL;
+    int r = path ? head_open(path, model, &head, err) : 0;
     if (r < 0)
         return r;
     struct gpu_memory_load load = {.model = model,

@@ -115,6 +115,8 @@ install: all
 	install -m 755 $(PROGRAMS) $(DESTDIR)$(PREFIX)/bin
 	install -d $(DESTDIR)$(PREFIX)/share/specontext/heads
 	install -m 644 heads/*.safetensors $(DESTDIR)$(PREFIX)/share/specontext/heads
+	install -d $(DESTDIR)$(PREFIX)/share/specontext/heads/alternatives
+	install -m 644 heads/alternatives/*.safetensors $(DESTDIR)$(PREFIX)/share/specontext/heads/alternatives
 	install -m 644 $(wildcard $(TEXTS)) $(DESTDIR)$(PREFIX)/share/doc/specontext
 
 format:

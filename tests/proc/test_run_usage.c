@@ -117,6 +117,29 @@ static void test_bad_input(void **state)
     EXPECT(1, "README.md", "run", "-m", "README.md", "-p", "x");
 }
 
+/* What a model is, with the head that `run` would take: the one that comes along, or none. */
+static void test_inspect(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    const char *argv[] = {proc_program("specontext"), "inspect", RUNCASE_MODEL, "--json", NULL};
+    struct proc p;
+    proc_start(&p, argv, NULL);
+    assert_true(proc_wait(&p, clock_now_ns() + SHORT_NS));
+    assert_true(proc_exited(&p, 0));
+    json_t *all = json_loads(p.out.text, 0, NULL), *head = json_object_get(all, "head");
+    assert_string_equal(json_string_value(json_object_get(all, "attention")), "GQA");
+    assert_int_equal(json_integer_value(json_object_get(all, "kv_bytes_per_token")), 30 * 3 * 64 * 2 * 2);
+    assert_int_equal(json_integer_value(json_object_get(head, "groups")), 2);
+    assert_string_equal(json_string_value(json_object_get(head, "features")), "none");
+    const char *path = json_string_value(json_object_get(head, "path"));
+    assert_non_null(strstr(path, "heads/SmolLM2-135M-Instruct.safetensors"));
+    json_decref(all);
+    proc_free(&p);
+    EXPECT(0, "", "inspect", RUNCASE_MODEL, "--memory", "1G");
+    EXPECT(1, "", "inspect", RUNCASE_MODEL, "--memory", "100M");
+}
+
 /* A head that is none: the retriever says so, and the part is named. */
 static void test_bad_head(void **state)
 {
@@ -263,17 +286,12 @@ static void test_status(void **state)
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_usage),
-        cmocka_unit_test(test_bad_input),
-        cmocka_unit_test(test_few_open_files),
-        cmocka_unit_test(test_bad_head),
-        cmocka_unit_test(test_too_little_memory),
-        cmocka_unit_test(test_report_places),
-        cmocka_unit_test(test_short_context),
-        cmocka_unit_test(test_full_output),
-        cmocka_unit_test(test_closed_output),
-        cmocka_unit_test(test_absent_streams),
-        cmocka_unit_test(test_status),
+        cmocka_unit_test(test_usage),          cmocka_unit_test(test_bad_input),
+        cmocka_unit_test(test_few_open_files), cmocka_unit_test(test_inspect),
+        cmocka_unit_test(test_bad_head),       cmocka_unit_test(test_too_little_memory),
+        cmocka_unit_test(test_report_places),  cmocka_unit_test(test_short_context),
+        cmocka_unit_test(test_full_output),    cmocka_unit_test(test_closed_output),
+        cmocka_unit_test(test_absent_streams), cmocka_unit_test(test_status),
     };
     return cmocka_run_group_tests(tests, runcase_set_up, runcase_tear_down);
 }
