@@ -51,8 +51,8 @@ static const char *prompts_file(size_t most)
     return path;
 }
 
-/* The store's status once all requests decode, NULL before. `ret_tokens[REQUESTS]`: how long each is by then; on a
- * busy machine they are blocks apart. */
+/* The store's status once all requests decode, NULL before. `ret_tokens[REQUESTS]`: how long each is by then;
+ * on a busy machine they are blocks apart. */
 static json_t *store_decoding(const char *dir, int64_t *ret_tokens)
 {
     const char *argv[] = {proc_program("specontext"), "status", "--runtime", dir, "--json", NULL};
@@ -72,8 +72,8 @@ static json_t *store_decoding(const char *dir, int64_t *ret_tokens)
     return NULL;
 }
 
-/* Adds one request's share of what is planned for REQUESTS of `tokens` tokens while `offloaded` layers are in host
- * memory. */
+/* Adds one request's share of what is planned for REQUESTS of `tokens` tokens while `offloaded` layers are in
+ * host memory. */
 static void add_planned(int64_t tokens, const char *device_memory, int64_t offloaded, double *device,
                         double *host)
 {
