@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/parse.h"
+#include "base/thread.h"
 #include "eval/engine.h"
 
 #define AT(field) offsetof(struct eval_options, field)
@@ -148,7 +149,7 @@ static int check(const struct eval_options *o, struct err *err)
         return err_set(err, -EINVAL, "--plot needs texts: give them with -f");
     if (o->plot && (o->no_mass || o->no_texts))
         return err_set(err, -EINVAL, "--plot draws mass, which --no-mass and --no-texts leave out");
-    return 0;
+    return thread_cores_check(o->cores, err);
 }
 
 int eval_options_parse(int argc, char **argv, struct eval_options *o, struct err *err)

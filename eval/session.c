@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
-#include <sched.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -14,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "base/thread.h"
 #include "launch/head.h"
 #include "launch/head_cache.h"
 #include "launch/tokenizer_source.h"
@@ -139,11 +139,7 @@ static int fill_context(struct session *s, struct err *err)
 
 static int threads_of(const struct eval_options *o)
 {
-    cpu_set_t set;
-    if (o->cores)
-        return (int)o->cores;
-    int n = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
-    return n > 0 ? n : 1;
+    return (int)(o->cores ? o->cores : thread_cores());
 }
 
 /* The head of that name, opened when it is new. */

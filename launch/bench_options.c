@@ -9,6 +9,7 @@
 
 #include "base/parse.h"
 #include "base/options.h"
+#include "base/thread.h"
 #include "proto/limits.h"
 
 #define AT(field) .at = offsetof(struct bench_options, field)
@@ -131,6 +132,9 @@ static int check(struct bench_options *o, struct err *err)
     if (r)
         return r;
     r = run_options_check_offload(&o->run, err);
+    if (r)
+        return r;
+    r = thread_cores_check(o->run.cores, err);
     if (r)
         return r;
     if (o->json)

@@ -3,12 +3,12 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/thread.h"
 #include "compute/gpu.h"
 #include "launch/client.h"
 #include "launch/gpu_memory.h"
@@ -21,11 +21,7 @@
 
 uint32_t parts_cores(const struct run_options *options)
 {
-    cpu_set_t set;
-    if (options->cores)
-        return options->cores;
-    int n = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
-    return n > 0 ? (uint32_t)n : 1;
+    return options->cores ? options->cores : thread_cores();
 }
 
 /* "--name N", unless N is the daemon's own default, zero. */

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/options.h"
+#include "base/thread.h"
 #include "compute/gpu.h"
 #include "proto/control.h"
 #include "proto/limits.h"
@@ -216,7 +217,7 @@ static int check(const struct run_options *o, struct err *err)
         return r;
     if (o->context == 1)
         return err_set(err, -EINVAL, "--ctx-size: found 1, expected 0 or at least 2");
-    return 0;
+    return thread_cores_check(o->cores, err);
 }
 
 int run_options_parse(int argc, char **argv, struct run_options *ret_options, struct err *err)

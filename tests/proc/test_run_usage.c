@@ -50,6 +50,9 @@ static void test_usage(void **state)
     EXPECT(2, "--min-mass: not together with --attention full", "run", "-m", "x", "-p", "y", "--min-mass",
            "0.5", "--attention", "full");
     EXPECT(2, "--max-budget: only with --min-mass", "bench", "-m", "x", "--max-budget", "2048");
+    EXPECT(2, "--cores: found 1024, expected at most ", "run", "-m", "x", "-p", "y", "--cores", "1024");
+    EXPECT(2, "--cores: found 1024, expected at most ", "bench", "-m", "x", "--cores", "1024");
+    EXPECT(2, "--cores: found 1024, expected at most ", "eval", "-m", "x", "-f", "y", "--cores", "1024");
     EXPECT(2, "--bogus", "status", "--bogus");
     EXPECT(0, "", "--help");
     EXPECT(0, "", "run", "--help");
