@@ -1,5 +1,6 @@
 /* See trace.h. State: the mapped file, for the life of the process. The file: "SPTRACE1", the number of
- * stamps taken (u64, counts on past the last place), then stamps. Its holes take no room on disk. */
+ * stamps taken (u64, counts on past the last place), then stamps. All of it has its room on the disk from the
+ * beginning: a stamp into a hole of a full disk would end the process (SIGBUS). */
 #include "base/trace.h"
 
 #include <errno.h>
@@ -41,15 +42,19 @@ void trace_open(const char *part)
         return;
     snprintf(path, sizeof path, "%s/%s-%d.trace", folder, part, (int)getpid());
     int fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-    if (fd >= 0 && ftruncate(fd, sizeof *file) == 0) {
+    int code = fd < 0 ? errno : posix_fallocate(fd, 0, sizeof *file);
+    if (!code) {
         void *at = mmap(NULL, sizeof *file, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        file = at == MAP_FAILED ? NULL : at;
+        code = at == MAP_FAILED ? errno : 0;
+        file = code ? NULL : at;
     }
-    if (!file)
-        log_warn("%s: no trace: %s", path, strerror(errno));
+    if (code)
+        log_error("%s: no trace: %s", path, strerror(code)); /* bench shows errors alone */
     if (fd >= 0)
         close(fd);
-    if (!file)
+    if (fd >= 0 && code)
+        unlink(path);
+    if (code)
         return;
     memcpy(file->magic, "SPTRACE1", sizeof file->magic);
     trace_is_on = true;

@@ -2,8 +2,8 @@
  *
  * Off unless the environment's SPECONTEXT_TRACE names a folder when a program starts; then each process
  * keeps its stamps in a file of its own there (PART-PID.trace), mapped, so that however the process ends they
- * are there. bench/timeline.py reads them. A stamp costs a reading of the clock and 16 bytes; a full file
- * takes no more of them. Any thread. */
+ * are there. bench/timeline.py reads them. A stamp costs a reading of the clock and 16 bytes of a file of
+ * 16 MiB, whose room on the disk is taken when it is made; a full file takes no more of them. Any thread. */
 #ifndef BASE_TRACE_H
 #define BASE_TRACE_H
 

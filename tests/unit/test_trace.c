@@ -1,4 +1,6 @@
-/* Stamps: none without a folder, and what was stamped stands in the file of the process. */
+/* Stamps: none without a folder, what was stamped stands in the file of the process, and a full
+ * disk ends nobody. */
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -6,6 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -13,6 +17,8 @@
 #include "base/clock.h"
 #include "base/trace.h"
 #include "tests/lib/temp.h"
+
+enum { NOT_ALLOWED = 77 };
 
 struct record {
     int64_t ns;
@@ -60,9 +66,41 @@ static void test_stamps_are_in_the_file(void **state)
     temp_remove(folder);
 }
 
+/* In a child: makes a small disk that nobody else sees, and traces into it. Returns the exit code. */
+static int trace_on_a_full_disk(const char *folder)
+{
+    if (unshare(geteuid() ? CLONE_NEWUSER | CLONE_NEWNS : CLONE_NEWNS) ||
+        mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) || mount("none", folder, "tmpfs", 0, "size=1m"))
+        return NOT_ALLOWED;
+    setenv("SPECONTEXT_TRACE", folder, 1);
+    trace_open("part");
+    trace(TRACE_POSTED, 1);
+    return trace_is_on || temp_list(folder)[0] ? 1 : 0;
+}
+
+/* A disk that is full says so at once, and ends nobody when stamps come to the place that it has not. */
+static void test_full_disk(void **state)
+{
+    (void)state;
+    char folder[PATH_MAX];
+    int status;
+    temp_make(folder);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0)
+        _exit(trace_on_a_full_disk(folder));
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    temp_remove(folder);
+    assert_true(WIFEXITED(status));
+    if (WEXITSTATUS(status) == NOT_ALLOWED)
+        skip(); /* to mount, even by itself */
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_off),
+                                       cmocka_unit_test(test_full_disk), /* before there is a trace */
                                        cmocka_unit_test(test_stamps_are_in_the_file)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
