@@ -167,7 +167,7 @@ static int answer_task(struct answering *a, enum task_kind kind, uint32_t contex
             a->items[count++] = (struct item){.kind = kind, .number = at++, .context = context};
         r = answer_batch(a, count, rows, err);
     }
-    for (uint32_t i = 0; i < s->way_count && !r; i++) {
+    for (uint32_t i = 0; i < s->way_count && rows[i].items; i++) {
         rows[i].full /= rows[i].items;
         rows[i].sparse /= rows[i].items;
         session_say("  %" PRIu32 " items: full %.3f, %s %" PRIu32 " %.3f", rows[i].items, rows[i].full,
@@ -205,18 +205,20 @@ int answer_tasks(struct session *s, struct report_task **ret_tasks, uint32_t *re
     if (!o->task_count)
         return 0;
     int r = begin(&a, err);
-    uint32_t count = s->task_contexts.count * o->task_count * s->way_count;
+    uint32_t count = s->task_contexts.count * o->task_count * s->way_count, there = 0;
     struct report_task *rows = mem_alloc(count, sizeof *rows);
     for (uint32_t c = 0; c < s->task_contexts.count; c++)
         for (uint32_t t = 0; t < o->task_count && !r; t++)
             r = answer_task(&a, o->tasks[t], s->task_contexts.at[c],
                             rows + (c * o->task_count + t) * s->way_count, err);
+    while (there < count && rows[there].items)
+        there++;
     for (uint32_t i = 0; a.streams && i < s->families * a.each; i++)
         token_buf_free(&a.streams[i].out);
     mem_free(&a.streams);
     mem_free(&a.items);
     session_lanes_free(&a.lanes);
     *ret_tasks = rows;
-    *ret_count = count;
+    *ret_count = there; /* less than all when it was interrupted */
     return r;
 }

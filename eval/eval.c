@@ -1,4 +1,4 @@
-/* `specontext eval`: measures, then prints once. Nothing is written before all of it is there. */
+/* `specontext eval`: measures, then prints once: all of it, or what was measured until it was interrupted. */
 #include "eval/eval.h"
 
 #include <errno.h>
@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/outfile.h"
 #include "eval/session.h"
 
 enum { EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_INTERRUPTED = 130 };
@@ -34,6 +35,7 @@ struct results {
     struct report report;
 };
 
+/* What was measured is there whatever it returns. */
 static int measure(struct session *s, struct results *r, struct err *err)
 {
     int code = measure_texts(s, &r->rows, &r->report.row_count, err);
@@ -46,27 +48,17 @@ static int measure(struct session *s, struct results *r, struct err *err)
     r->report.rows = r->rows;
     r->report.tasks = r->tasks;
     r->report.generations = r->generations;
+    r->report.interrupted = code == -ECANCELED;
     return code;
 }
 
-static int write_json(const struct report *report, const char *path, struct err *err)
-{
-    FILE *to = fopen(path, "we");
-    if (!to)
-        return err_set(err, -errno, "%s: %s", path, strerror(errno));
-    report_json(report, to);
-    bool bad = ferror(to);
-    if (fclose(to) || bad)
-        return err_set(err, -EIO, "%s: %s", path, strerror(errno));
-    return 0;
-}
-
-/* Standard output and the files; progress is off the terminal by then. */
+/* Standard output and the files; progress is off the terminal by then. A drawing cannot say what it lacks, so
+ * there is none of a part. */
 static int print(const struct results *r, const struct eval_options *o, struct err *err)
 {
-    int code = o->plot ? report_plot(&r->report, o->plot, err) : 0;
+    int code = o->plot && !r->report.interrupted ? report_plot(&r->report, o->plot, err) : 0;
     if (!code && o->json_file)
-        code = write_json(&r->report, o->json_file, err);
+        code = report_json_file(&r->report, o->json_file, err);
     if (code)
         return code;
     if (o->json)
@@ -78,11 +70,20 @@ static int print(const struct results *r, const struct eval_options *o, struct e
     return 0;
 }
 
+/* Before hours of measuring. */
+static int try_file(const char *option, const char *path, struct err *err)
+{
+    int r = path ? outfile_try(path) : 0;
+    return r ? err_set(err, r, "%s: %s: %s", option, path, strerror(-r)) : 0;
+}
+
 static int evaluate(const struct eval_options *o, struct err *err)
 {
     struct session session;
     struct results results = {0};
-    int r = o->plot ? report_plot_try(o->plot, err) : 0;
+    int r = try_file("--plot", o->plot, err);
+    if (!r)
+        r = try_file("--json-file", o->json_file, err);
     if (!r)
         r = session_open(o, &session, err);
     if (r)
@@ -90,8 +91,17 @@ static int evaluate(const struct eval_options *o, struct err *err)
     catch_signals();
     r = measure(&session, &results, err);
     session_clear();
-    if (!r)
-        r = print(&results, o, err);
+    const struct report *report = &results.report;
+    bool any = report->row_count || report->task_count || report->generation_count;
+    if (!r || (r == -ECANCELED && any)) {
+        struct err lost = {0};
+        int code = print(&results, o, &lost);
+        if (code && !r)
+            *err = lost;
+        else if (code)
+            fprintf(stderr, "specontext eval: %s\n", lost.text);
+        r = r ? r : code;
+    }
     for (uint32_t i = 0; i < results.report.row_count; i++)
         mem_free(&results.rows[i].by_head);
     mem_free(&results.rows);

@@ -228,6 +228,6 @@ int generate_long(struct session *s, struct report_generation **ret, uint32_t *r
     mem_free(&g.families);
     session_lanes_free(&g.lanes);
     *ret = g.rows;
-    *ret_count = (s->options->long_seeds ? 2 : 1) * g.each;
+    *ret_count = g.rows[0].streams ? (s->options->long_seeds ? 2 : 1) * g.each : 0;
     return r;
 }

@@ -1,6 +1,8 @@
 /* Figures over texts: attention mass beside its oracles, then consecutive positions. Owner: main's thread. */
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -197,9 +199,13 @@ static int follow_batch(struct measure *m, const struct forced_text *texts, uint
         forced_choose_only(&s->engine, texts, count, lanes.at, m->lanes);
     else if (!r)
         r = forced_run(&s->engine, texts, count, lanes.at, m->lanes, sums, err);
-    for (uint32_t i = 0; i < lanes.count && !r; i++)
+    if (!r && engine_interrupted)
+        r = err_set(err, -ECANCELED, "interrupted");
+    /* Of an interrupted one there are the positions before. */
+    bool there = lanes.count && lane_counts(lanes.at[0])->lists && (!r || r == -ECANCELED);
+    for (uint32_t i = 0; i < lanes.count && there; i++)
         lane_counts_add(&rows[i % m->lanes].counts, lane_counts(lanes.at[i]));
-    for (uint32_t i = 0; i < m->lanes && !r; i++) {
+    for (uint32_t i = 0; i < m->lanes && there; i++) {
         forced_sums_add(&rows[i].forced, &sums[i]);
         rows[i].texts += count;
     }
@@ -219,8 +225,6 @@ static int follow(struct measure *m, uint32_t c, struct err *err)
         uint32_t count = texts_of(s, s->contexts.at[c], &at, texts);
         r = count ? follow_batch(m, texts, count, s->contexts.at[c], rows, err) : 0;
     }
-    for (uint32_t i = 0; i < m->lanes; i++)
-        rows[i].lane = lane_figures(&rows[i].counts);
     return r;
 }
 
@@ -252,23 +256,25 @@ int measure_texts(struct session *s, struct report_row **ret_rows, uint32_t *ret
     }
     for (uint32_t c = 0; c < s->contexts.count && count && !r; c++)
         r = follow(&m, c, err);
-    if (!r && engine_interrupted)
-        r = err_set(err, -ECANCELED, "interrupted");
-    uint32_t texts = 0;
+    uint32_t texts = 0, looked = 0;
     for (uint32_t i = 0; i < count; i++) {
+        m.rows[i].lane = lane_figures(&m.rows[i].counts);
         m.rows[i].mass = mass_figures(m.masses[i]);
         m.rows[i].layers = s->engine.config->layers;
         m.rows[i].heads = s->engine.config->kv_heads;
         m.rows[i].by_head = mem_alloc((size_t)m.rows[i].layers * m.rows[i].heads, sizeof(double));
         mass_by_head(m.masses[i], m.rows[i].by_head);
         texts += m.rows[i].texts;
+        looked += isfinite(m.rows[i].mass.mean);
         mass_free(&m.masses[i]);
     }
     mem_free(&m.masses);
     if (!r && count && !texts)
         r = err_set(err, -EINVAL, "texts: found none with %d tokens past position %" PRIu32 ", see --from",
                     LEAST, m.rows[0].from);
+    for (uint32_t i = 0; i < count && !texts && !looked; i++)
+        mem_free(&m.rows[i].by_head);
     *ret_rows = m.rows;
-    *ret_count = count;
+    *ret_count = texts || looked ? count : 0;
     return r;
 }

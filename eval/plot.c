@@ -4,10 +4,8 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include "base/alloc.h"
+#include "base/outfile.h"
 #include "eval/report.h"
 
 enum { WIDTH = 460, HEIGHT = 320, LEFT = 60, TOP = 40, LEGEND = 200, PALETTE = 8 };
@@ -200,36 +198,6 @@ static void draw(FILE *to, const struct last *l)
     fputs("</svg>\n", to);
 }
 
-/* The name that is written to before it is renamed; the caller's. */
-static char *name_beside(const char *path)
-{
-    size_t room = strlen(path) + 24;
-    char *name = mem_alloc(room, 1);
-    snprintf(name, room, "%s.%d", path, (int)getpid());
-    return name;
-}
-
-static int refuse(const char *path, int code, struct err *err)
-{
-    return code ? err_set(err, code, "--plot: %s: %s", path, strerror(-code)) : 0;
-}
-
-int report_plot_try(const char *path, struct err *err)
-{
-    struct stat st;
-    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode))
-        return refuse(path, -EISDIR, err);
-    char *made = name_beside(path);
-    FILE *to = fopen(made, "we");
-    int code = to ? 0 : -errno;
-    if (to) {
-        fclose(to);
-        unlink(made);
-    }
-    mem_free(&made);
-    return refuse(path, code, err);
-}
-
 int report_plot(const struct report *r, const char *path, struct err *err)
 {
     uint32_t budgets = r->options->budgets.count, last = r->rows[r->row_count - 1].context, first = 0;
@@ -237,19 +205,14 @@ int report_plot(const struct report *r, const char *path, struct err *err)
         first++;
     struct last l = {r->rows + first, (r->row_count - first - r->options->variant_texts.count) / budgets,
                      budgets};
-    char *made = name_beside(path);
-    int code = 0;
-    FILE *to = fopen(made, "we");
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *to = open_memstream(&text, &bytes);
+    int code = to ? 0 : -errno;
     if (to) {
         draw(to, &l);
-        bool bad = ferror(to);
-        if (fclose(to) || bad || rename(made, path))
-            code = errno ? -errno : -EIO;
-        if (code)
-            unlink(made);
-    } else {
-        code = -errno;
+        code = fclose(to) ? -errno : outfile_write(path, text, bytes);
     }
-    mem_free(&made);
-    return refuse(path, code, err);
+    free(text);
+    return code ? err_set(err, code, "--plot: %s: %s", path, strerror(-code)) : 0;
 }

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/outfile.h"
 #include "link/figures.h"
 
 #define DONE_BY_FULL 0.5 /* what full attention must score for a task to tell anything */
@@ -161,13 +162,15 @@ static void add_generation(json_t *to, const struct report_generation *g)
         json_array_append_new(distinct, isfinite(g->distinct[n]) ? json_real(g->distinct[n]) : json_null());
 }
 
-void report_json(const struct report *r, FILE *to)
+/* To be freed. */
+static char *json_text(const struct report *r)
 {
     const struct eval_options *o = r->options;
     json_t *top = json_object();
     figures_text(top, "version", SPECONTEXT_VERSION);
     figures_text(top, "model", r->model_name);
     figures_text(top, "model_file", o->model);
+    figures_bool(top, "interrupted", r->interrupted);
     figures_count(top, "sinks", o->sinks);
     figures_count(top, "window", o->window);
     figures_count(top, "positions", o->positions);
@@ -189,9 +192,24 @@ void report_json(const struct report *r, FILE *to)
     list = figures_list(top, "generations");
     for (uint32_t i = 0; i < r->generation_count; i++)
         add_generation(figures_item(list), &r->generations[i]);
-    char *text = figures_finish(&top);
+    return figures_finish(&top);
+}
+
+void report_json(const struct report *r, FILE *to)
+{
+    char *text = json_text(r);
     fprintf(to, "%s\n", text);
     free(text);
+}
+
+int report_json_file(const struct report *r, const char *path, struct err *err)
+{
+    char *text = json_text(r);
+    size_t bytes = strlen(text);
+    text[bytes] = '\n'; /* in place of the NUL */
+    int code = outfile_write(path, text, bytes + 1);
+    free(text);
+    return code ? err_set(err, code, "--json-file: %s: %s", path, strerror(-code)) : 0;
 }
 
 /* ---- tables -------------------------------------------------------------------------------------------- */
@@ -346,6 +364,8 @@ static void print_generations(const struct report *r, FILE *to)
 
 void report_tables(const struct report *r, FILE *to)
 {
+    if (r->interrupted)
+        fputs("Interrupted: figures of what was measured by then\n\n", to);
     if (r->row_count && !r->options->no_mass)
         print_masses(r, to);
     if (r->row_count)

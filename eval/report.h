@@ -2,6 +2,7 @@
 #ifndef EVAL_REPORT_H
 #define EVAL_REPORT_H
 
+#include <stdbool.h>
 #include <stdio.h>
 
 #include "base/err.h"
@@ -56,16 +57,16 @@ struct report {
     uint32_t task_count;
     const struct report_generation *generations;
     uint32_t generation_count;
+    bool interrupted; /* figures are of a part of what was asked for */
 };
 
 void report_tables(const struct report *report, FILE *to);
 void report_json(const struct report *report, FILE *to);
 
-/* Whether report_plot can write there, asked before hours of measuring: makes what it would write beside and
- * removes it. Errno of the system. */
-int report_plot_try(const char *path, struct err *err);
+/* The same JSON as a file, whole or not at all. Errno of the system. */
+int report_json_file(const struct report *report, const char *path, struct err *err);
 
-/* Mass over budget and over position, as SVG; written beside and renamed. Errno of the system. */
+/* Mass over budget and over position, as SVG; whole or not at all. Errno of the system. */
 int report_plot(const struct report *report, const char *path, struct err *err);
 
 #endif

@@ -75,7 +75,10 @@ void session_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Takes that line away. */
 void session_clear(void);
 
-/* Figures of all texts: rows [context][way], allocated here. */
+/* The three below allocate what they return, also when they fail; with -ECANCELED (engine_interrupted) it is
+ * what was measured by then, and a count is 0 when that is nothing. */
+
+/* Figures of all texts: rows [context][way]. */
 int measure_texts(struct session *session, struct report_row **ret_rows, uint32_t *ret_count,
                   struct err *err);
 

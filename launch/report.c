@@ -2,17 +2,16 @@
 #include "launch/report.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/clock.h"
+#include "base/outfile.h"
 #include "link/figures.h"
 
 static json_t *ids_of(const struct token_buf *ids)
@@ -97,53 +96,9 @@ static json_t *make(const struct report *r)
     return top;
 }
 
-static int write_all(int fd, const char *text, size_t bytes)
-{
-    while (bytes) {
-        ssize_t n = write(fd, text, bytes);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return -errno;
-        text += n;
-        bytes -= (size_t)n;
-    }
-    return 0;
-}
-
-/* A device, a pipe, a socket: not to be replaced by a file. */
-static bool is_special(const char *path)
-{
-    struct stat st;
-    return !stat(path, &st) && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode);
-}
-
-static char *temporary_name(const char *path)
-{
-    size_t room = strlen(path) + 16;
-    char *name = mem_alloc(room, 1);
-    snprintf(name, room, "%s.%d", path, (int)getpid());
-    return name;
-}
-
 int report_check(const char *path, struct err *err)
 {
-    struct stat st;
-    int r = 0;
-    if (is_special(path)) {
-        r = access(path, W_OK) ? -errno : 0;
-    } else if (!stat(path, &st) && S_ISDIR(st.st_mode)) {
-        r = -EISDIR;
-    } else {
-        char *temporary = temporary_name(path);
-        int fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-        r = fd < 0 ? -errno : 0;
-        if (fd >= 0) {
-            close(fd);
-            unlink(temporary);
-        }
-        mem_free(&temporary);
-    }
+    int r = outfile_try(path);
     return r ? err_set(err, r, "--report: %s: %s", path, strerror(-r)) : 0;
 }
 
@@ -154,24 +109,9 @@ int report_write(const struct report *report, const char *path, struct err *err)
     json_decref(value);
     if (!text)
         return err_set(err, -EINVAL, "%s: the report cannot be written as JSON", path);
-    bool special = is_special(path);
-    char *temporary = temporary_name(path);
-    const char *to = special ? path : temporary;
-    int flags = special ? O_NONBLOCK : O_CREAT | O_TRUNC; /* nobody may be at a pipe's other end */
-    int r = 0, fd = open(to, O_WRONLY | O_CLOEXEC | flags, 0666);
-    if (fd < 0) {
-        r = -errno;
-    } else {
-        r = write_all(fd, text, strlen(text));
-        r = r ? r : write_all(fd, "\n", 1);
-        if (close(fd) && !r)
-            r = -errno;
-        if (!r && !special && rename(temporary, path))
-            r = -errno;
-        if (r && !special)
-            unlink(temporary);
-    }
-    mem_free(&temporary);
+    size_t bytes = strlen(text);
+    text[bytes] = '\n'; /* in place of the NUL */
+    int r = outfile_write(path, text, bytes + 1);
     free(text);
     return r ? err_set(err, r, "%s: %s", path, strerror(-r)) : 0;
 }

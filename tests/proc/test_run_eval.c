@@ -159,6 +159,8 @@ static void test_refusals(void **state)
     check_refusal(&proc, "--plot: /nowhere/mass.svg: No such file or directory", 1);
     RUN(&proc, 1, "-m", "x", "-f", "x", "--plot", "/tmp");
     check_refusal(&proc, "--plot: /tmp: Is a directory", 1);
+    RUN(&proc, 1, "-m", "x", "-f", "x", "--json-file", "/nowhere/figures.json");
+    check_refusal(&proc, "--json-file: /nowhere/figures.json: No such file or directory", 1);
     RUN(&proc, 1, "-m", "/nowhere/model.gguf", "-f", "x");
     check_refusal(&proc, "/nowhere/model.gguf", 1);
     runcase_need_model();
@@ -170,6 +172,21 @@ static void test_refusals(void **state)
     check_refusal(&proc, "1000000", 1);
 }
 
+/* Starts it and interrupts it as soon as standard error has `word`. */
+static void interrupt_at(struct proc *proc, const char *word, const char *const *arguments)
+{
+    start(proc, arguments);
+    int64_t deadline = clock_now_ns() + LIMIT_S * CLOCK_S;
+    while (!proc->err.text || !strstr(proc->err.text, word))
+        assert_true(proc_pump(proc, deadline));
+    kill(proc->pid, SIGINT);
+    assert_true(proc_wait(proc, clock_now_ns() + LIMIT_S * CLOCK_S));
+    if (!proc_exited(proc, 130) || !strstr(proc->err.text, "specontext eval: interrupted"))
+        fail_msg("status %x: %s", proc->status, proc->err.text);
+}
+#define INTERRUPT_AT(proc, word, ...) interrupt_at(proc, word, (const char *const[]){__VA_ARGS__, NULL})
+
+/* Before anything was measured there is nothing to print. */
 static void test_interrupt(void **state)
 {
     (void)state;
@@ -177,16 +194,46 @@ static void test_interrupt(void **state)
     struct proc proc;
     char file[PATH_MAX];
     snprintf(file, sizeof file, "%s", runcase_document(20000));
-    start(&proc, (const char *const[]){"-m", RUNCASE_MODEL, "-H", HEAD, "-f", file, "--json", NULL});
-    int64_t deadline = clock_now_ns() + LIMIT_S * CLOCK_S;
-    while (!proc.err.text && clock_now_ns() < deadline) /* its first word: work has begun */
-        proc_pump(&proc, clock_now_ns() + 20 * CLOCK_MS);
-    assert_non_null(proc.err.text);
-    kill(proc.pid, SIGINT);
-    assert_true(proc_wait(&proc, clock_now_ns() + 60 * CLOCK_S));
-    assert_true(proc_exited(&proc, 130));
+    /* The first position to be looked at is far behind. */
+    INTERRUPT_AT(&proc, "attention of", "-m", RUNCASE_MODEL, "-H", HEAD, "-f", file, "--json", "--positions",
+                 "1");
     assert_null(proc.out.text);
-    assert_non_null(strstr(proc.err.text, "interrupted"));
+    proc_free(&proc);
+}
+
+/* What was measured by then is told, as a part. */
+static void test_interrupt_late(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    struct proc proc;
+    char first[PATH_MAX], second[PATH_MAX], saved[PATH_MAX];
+    snprintf(first, sizeof first, "%s", runcase_document(2500));
+    snprintf(second, sizeof second, "%s", runcase_document(30000));
+    snprintf(saved, sizeof saved, "%s", runcase_path("part.json"));
+    /* A text is done when the next one is named, a task when its figures stand there; the next take long. */
+    INTERRUPT_AT(&proc, "document-30000.txt: positions 256", "-m", RUNCASE_MODEL, "-H", HEAD, "-f", first,
+                 "-f", second, "--budget", "96", "--context", "6000", "--from", "256", "--no-mass", "--batch",
+                 "2", "--json", "--tasks", "needle", "--json-file", saved);
+    json_t *json = json_of(&proc), *file = json_load_file(saved, 0, NULL);
+    assert_true(json_is_true(json_object_get(json, "interrupted")));
+    assert_true(json_equal(json, file));
+    assert_int_equal(json_array_size(json_object_get(json, "results")), 1);
+    const json_t *row = json_array_get(json_object_get(json, "results"), 0);
+    number(row, "texts", 1, 2);
+    number(row, "scored", 200, 6000);
+    number(row, "ppl_sparse", 1.5, 1000);
+    number(row, "overlap", 0.01, 1);
+    assert_int_equal(json_array_size(json_object_get(json, "tasks")), 0);
+    json_decref(json);
+    json_decref(file);
+    proc_free(&proc);
+
+    INTERRUPT_AT(&proc, "  1 items: full", "-m", RUNCASE_MODEL, "-H", HEAD, "--tasks", "needle", "--items",
+                 "1", "--budget", "96", "--task-context", "256,6000");
+    assert_non_null(strstr(proc.out.text, "Interrupted: figures of what was measured by then"));
+    assert_non_null(strstr(proc.out.text, "     256 needle          1 "));
+    assert_null(strstr(proc.out.text, "    6000 needle"));
     proc_free(&proc);
 }
 
@@ -196,6 +243,7 @@ int main(void)
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_json),
         cmocka_unit_test(test_interrupt),
+        cmocka_unit_test(test_interrupt_late),
     };
     return cmocka_run_group_tests(tests, runcase_set_up, runcase_tear_down);
 }
