@@ -255,8 +255,8 @@ __device__ __forceinline__ void leave_state(struct block_state<DIM> *block, cons
 }
 
 /* From item to item in steps of the grid, usually just one. The next item's addresses are looked up while
- * this one's pieces are on their way. The first item's, and where they are settled its first pieces too, before
- * the launch before has ended. */
+ * this one's pieces are on their way. The first item's, and where they are settled its first pieces too,
+ * before the launch before has ended. */
 template <bool BF16, int DIM>
 __global__ void __launch_bounds__(THREADS, RESIDENT) attn_part_kernel(struct cuda_attn a, struct work work)
 {

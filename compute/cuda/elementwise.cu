@@ -47,8 +47,8 @@ int cuda_embed(const struct cuda_embed *e, struct CUstream_st *stream)
 }
 
 /* Each thread keeps its part of the row between the two passes: rows to KEEP * 4 * THREADS floats stay in
- * registers, the rest is read again (from the cache). With EARLY the weights are read before the launch before
- * has ended; they take registers then, which costs a large batch more than it gains. */
+ * registers, the rest is read again (from the cache). With EARLY the weights are read before the launch
+ * before has ended; they take registers then, which costs a large batch more than it gains. */
 template <bool EARLY> __global__ void __launch_bounds__(THREADS) rmsnorm_kernel(struct cuda_rmsnorm r)
 {
     enum { KEEP = 8 };

@@ -1,8 +1,8 @@
 /* Products of a bf16 matrix with one to four tokens: bound by reading the matrix once.
  *
  * A warp takes two rows; its lanes take 16 bytes of each, several at a time, and the tokens' same columns,
- * which the L1 cache serves. A token's sum is taken in one order whatever the number of tokens. The first of the
- * matrix is asked for before the launch before has ended. Stateless. */
+ * which the L1 cache serves. A token's sum is taken in one order whatever the number of tokens. The first of
+ * the matrix is asked for before the launch before has ended. Stateless. */
 #include "compute/cuda/launch.cuh"
 
 enum { THREADS = 256, ROWS = 2, UNROLL = 4 };
@@ -37,7 +37,8 @@ __device__ __forceinline__ void finish(const struct cuda_gemv &g, float (*sum)[N
 }
 
 /* 16 bytes of each row from unit i on, UNROLL times; nothing where less is left. */
-__device__ __forceinline__ void load_batch(uint4 (*v)[ROWS], const uint4 *const *w, uint32_t i, uint32_t units)
+__device__ __forceinline__ void load_batch(uint4 (*v)[ROWS], const uint4 *const *w, uint32_t i,
+                                           uint32_t units)
 {
     if (i + 32 * (UNROLL - 1) >= units)
         return;

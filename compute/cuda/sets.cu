@@ -1,9 +1,9 @@
 /* Selections as sets of bits; see sets.h.
  *
- * One block a list. Differences are two passes: cuda_sets_mark counts while it writes a set, cuda_sets_changes
- * adds up the counts before its list and writes positions in order. They go to device memory first, since
- * single words that are written over the link take a packet each; a last kernel sends them in wide ones.
- * Stateless. */
+ * One block a list. Differences are two passes: cuda_sets_mark counts while it writes a set,
+ * cuda_sets_changes adds up the counts before its list and writes positions in order. They go to device
+ * memory first, since single words that are written over the link take a packet each; a last kernel sends
+ * them in wide ones. Stateless. */
 #include "compute/cuda/select.cuh"
 #include "compute/cuda/sets.h"
 
