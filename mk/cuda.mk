@@ -1,4 +1,4 @@
-# The CUDA kernels, their test and their bench, into build/cuda: `make -f mk/cuda.mk`. Needs nvcc 13, no GPU.
+# The CUDA kernels, their test and their benches, into build/cuda: `make -f mk/cuda.mk`. Needs nvcc 13, no GPU.
 #
 # Machine code for sm_80 and sm_90 (one file: sm_90a), and PTX of sm_90 for what comes later. The runtime is
 # linked statically, cuBLASLt dynamically.
@@ -29,7 +29,7 @@ CUDA_HOST    := $(patsubst %,$(CUDA_BUILD)/%.o,\
 CUDA_TESTS   := $(patsubst %,$(CUDA_BUILD)/%.o,$(wildcard tests/gpu/*.c))
 
 .PHONY: cuda
-cuda: $(CUDA_LIBRARY) $(CUDA_BUILD)/libcompute_cuda.a $(CUDA_BUILD)/test_cuda $(CUDA_BUILD)/bench_cuda
+cuda: $(CUDA_LIBRARY) $(CUDA_BUILD)/test_cuda $(CUDA_BUILD)/bench_cuda $(CUDA_BUILD)/scan_matmul
 
 $(CUDA_BUILD)/%.cu.o: %.cu
 	@mkdir -p $(@D)
@@ -65,8 +65,13 @@ $(CUDA_BUILD)/test_cuda: $(CUDA_TESTS) $(CUDA_BUILD)/libcompute_cuda.a $(CUDA_BU
 	@echo "  LD   $@"
 	@$(CUDA_LINK)
 
-$(CUDA_BUILD)/bench_cuda: $(CUDA_BUILD)/bench/lab/bench_cuda.cu.o $(CUDA_BUILD)/libcompute_cuda.a \
-    $(CUDA_BUILD)/libhost.a
+LAB := $(CUDA_BUILD)/bench/lab
+$(CUDA_BUILD)/bench_cuda: $(patsubst %,$(CUDA_BUILD)/%.o,$(wildcard bench/lab/bench_*.cu)) $(LAB)/lab.cu.o \
+    $(CUDA_BUILD)/libcompute_cuda.a $(CUDA_BUILD)/libhost.a
+	@echo "  LD   $@"
+	@$(CUDA_LINK)
+
+$(CUDA_BUILD)/scan_matmul: $(LAB)/scan_matmul.cu.o $(LAB)/lab.cu.o $(CUDA_BUILD)/libhost.a
 	@echo "  LD   $@"
 	@$(CUDA_LINK)
 

@@ -1,46 +1,15 @@
-/* Times every algorithm that cuBLASLt's heuristics name for the products of a decode step at 8B shape: which is
- * best, and how far from what it names first. Weights rotate so that none is in the cache. `scan_matmul`. */
+/* Times every algorithm that cuBLASLt's heuristics name for the products of a decode step at 8B shape: which
+ * is best, and how far from what it names first. Weights rotate so that none is in the cache. */
+#include "bench/lab/lab.cuh"
+
 #include <cublasLt.h>
-#include <cuda_runtime.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 
-enum { ALGOS = 16, RUNS = 5, SETS = 8, LAUNCHES = 8 };
+enum { ALGOS = 16, SETS = 8, LAUNCHES = 8 };
 
-#define OK(call) check((int)(call), __LINE__)
-
-static void check(int status, int line)
-{
-    if (status == 0)
-        return;
-    printf("line %d: status %d (%s)\n", line, status, cudaGetErrorString(cudaGetLastError()));
-    exit(1);
-}
-
-static cudaStream_t stream;
 static cublasLtHandle_t handle;
 static void *workspace;
 static const size_t workspace_bytes = 32 << 20;
-
-__global__ void fill_bits(uint32_t *out, uint64_t words)
-{
-    for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < words;
-         i += (uint64_t)gridDim.x * blockDim.x) {
-        uint32_t x = (uint32_t)i * 0x85EBCA6Bu;
-        x ^= x >> 15, x *= 0x2C1B3C6Du, x ^= x >> 12, x *= 0x297A2D39u, x ^= x >> 15;
-        out[i] = (x & 0x80ff80ffu) | 0x3c003c00u;
-    }
-}
-
-static void *random_bf16(uint64_t count)
-{
-    void *memory;
-    OK(cudaMalloc(&memory, count * 2));
-    fill_bits<<<1024, 256, 0, stream>>>((uint32_t *)memory, count / 2);
-    OK(cudaStreamSynchronize(stream));
-    return memory;
-}
 
 struct product {
     cublasLtMatmulDesc_t product;
@@ -52,49 +21,30 @@ struct product {
     int sets;
 };
 
-static int by_value(const void *a, const void *b)
-{
-    return (*(const float *)a > *(const float *)b) - (*(const float *)a < *(const float *)b);
-}
+struct timed {
+    const struct product *product;
+    const cublasLtMatmulAlgo_t *algo;
+};
 
 static cublasStatus_t launch(const struct product *p, const cublasLtMatmulAlgo_t *algo, int set)
 {
     const float one = 1;
     return cublasLtMatmul(handle, p->product, &one, p->weights + p->stride * (uint64_t)(set % p->sets), p->w,
                           p->in, p->x, &p->beta, p->to, p->out, p->to, p->out, algo, workspace,
-                          workspace_bytes, stream);
+                          workspace_bytes, lab_stream);
 }
 
-static float time_algo(const struct product *p, const cublasLtMatmulAlgo_t *algo)
+static int launch_timed(void *arg, int index)
 {
-    cudaGraph_t graph;
-    cudaGraphExec_t run;
-    cudaEvent_t begin, end;
-    float ms[RUNS];
-    if (launch(p, algo, 0) != CUBLAS_STATUS_SUCCESS)
-        return -1;
-    OK(cudaStreamSynchronize(stream));
-    OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-    for (int i = 0; i < LAUNCHES; i++)
-        OK(launch(p, algo, i));
-    OK(cudaStreamEndCapture(stream, &graph));
-    OK(cudaGraphInstantiate(&run, graph, 0));
-    OK(cudaEventCreate(&begin));
-    OK(cudaEventCreate(&end));
-    OK(cudaGraphLaunch(run, stream));
-    for (int i = 0; i < RUNS; i++) {
-        OK(cudaEventRecord(begin, stream));
-        OK(cudaGraphLaunch(run, stream));
-        OK(cudaEventRecord(end, stream));
-        OK(cudaEventSynchronize(end));
-        OK(cudaEventElapsedTime(&ms[i], begin, end));
-    }
-    OK(cudaGraphExecDestroy(run));
-    OK(cudaGraphDestroy(graph));
-    OK(cudaEventDestroy(begin));
-    OK(cudaEventDestroy(end));
-    qsort(ms, RUNS, sizeof *ms, by_value);
-    return ms[RUNS / 2] * 1000 / LAUNCHES;
+    const struct timed *t = (const struct timed *)arg;
+    return launch(t->product, t->algo, index);
+}
+
+/* Microseconds; -1: the library does not take it. */
+static double time_algo(const struct product *p, const cublasLtMatmulAlgo_t *algo)
+{
+    struct timed t = {p, algo};
+    return launch(p, algo, 0) == CUBLAS_STATUS_SUCCESS ? lab_seconds(launch_timed, &t, LAUNCHES) * 1e6 : -1;
 }
 
 static int setting(const cublasLtMatmulAlgo_t *algo, cublasLtMatmulAlgoConfigAttributes_t name)
@@ -134,11 +84,11 @@ static void scan(uint32_t rows, uint32_t cols, uint32_t n, uint16_t *weights, in
                                             &workspace_bytes, sizeof workspace_bytes));
     OK(cublasLtMatmulAlgoGetHeuristic(handle, p.product, p.w, p.x, p.out, p.out, preference, ALGOS, results,
                                       &found));
-    float first = 0, best = 1e9f;
+    double first = 0, best = 1e9;
     int best_at = -1;
     for (int i = 0; i < found; i++) {
         const cublasLtMatmulAlgo_t *algo = &results[i].algo;
-        float us = time_algo(&p, algo);
+        double us = time_algo(&p, algo);
         if (i == 0)
             first = us;
         if (us > 0 && us < best) {
@@ -172,15 +122,14 @@ int main(void)
 {
     static const uint32_t shapes[][2] = {
         {6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}, {128256, 4096}};
-    OK(cudaStreamCreate(&stream));
+    lab_begin();
     OK(cublasLtCreate(&handle));
-    OK(cudaMalloc(&workspace, workspace_bytes));
-    void *x = random_bf16(32 * 14336), *to;
-    OK(cudaMalloc(&to, 32ull * 128256 * 4));
+    workspace = lab_device(workspace_bytes);
+    void *x = lab_bf16(32 * 14336), *to = lab_device(32ull * 128256 * 4);
     for (int i = 0; i < 5; i++) {
         uint64_t weights = (uint64_t)shapes[i][0] * shapes[i][1];
         int sets = weights * 2 > (400u << 20) ? 2 : (int)SETS;
-        uint16_t *w = (uint16_t *)random_bf16(weights * (uint64_t)sets);
+        uint16_t *w = (uint16_t *)lab_bf16(weights * (uint64_t)sets);
         for (uint32_t n = 32; n >= 1; n /= 2)
             scan(shapes[i][0], shapes[i][1], n, w, sets, x, to);
         cudaFree(w);
