@@ -105,9 +105,9 @@ bool head_cache_shipped(const struct model *model, char ret_path[PATH_MAX])
         return false;
     *slash = 0;
     for (size_t i = 0; i < sizeof shipped / sizeof *shipped; i++) {
-        char dir[PATH_MAX];
+        char dir[PATH_MAX], real[PATH_MAX];
         int length = snprintf(dir, sizeof dir, "%s/%s", self, shipped[i]);
-        if (length > 0 && length < PATH_MAX && find_in(dir, model, ret_path))
+        if (length > 0 && length < PATH_MAX && realpath(dir, real) && find_in(real, model, ret_path))
             return true;
     }
     return false;
