@@ -13,6 +13,7 @@
 
 #include "base/parse.h"
 #include "launch/head_cache.h"
+#include "link/figures.h"
 #include "model/chat.h"
 #include "model/head.h"
 #include "model/model.h"
@@ -177,74 +178,109 @@ static int print_table(const struct facts *f)
     return !fits;
 }
 
-static json_t *hash_json(struct hash128 h)
+static void put_hash(json_t *object, const char *key, struct hash128 h)
 {
-    return json_sprintf("%016" PRIx64 "%016" PRIx64, h.hi, h.lo);
+    char text[40];
+    snprintf(text, sizeof text, "%016" PRIx64 "%016" PRIx64, h.hi, h.lo);
+    figures_text(object, key, text);
 }
 
-static json_t *rope_json(const struct model_rope *r)
+static void put_shape(json_t *top, const struct facts *f)
 {
-    return json_pack("{s:f, s:I, s:s, s:s, s:f, s:I}", "base", (double)r->base, "dimensions",
-                     (json_int_t)r->dims, "order", r->halves ? "halves" : "pairs", "scaling", scaling_kind(r),
-                     "factor", (double)r->factor, "original_context", (json_int_t)r->original_context);
+    const struct model_config *c = f->config;
+    figures_text(top, "name", model_name(f->model));
+    figures_text(top, "format", model_format(f->model));
+    figures_text(top, "architecture", model_arch_name(c->arch));
+    figures_count(top, "layers", c->layers);
+    figures_count(top, "hidden", c->hidden);
+    figures_count(top, "ffn", c->ffn);
+    figures_count(top, "query_heads", c->q_heads);
+    figures_count(top, "kv_heads", c->kv_heads);
+    figures_count(top, "head_dim", c->head_dim);
+    figures_count(top, "vocab", c->vocab);
+    figures_count(top, "context", c->context_max);
+    figures_text(top, "attention", attention_kind(c));
+    figures_bool(top, "tied", c->tied);
+    figures_bool(top, "qkv_bias", c->qkv_bias);
+    figures_bool(top, "qk_norm", c->qk_norm);
+    figures_real(top, "rms_eps", (double)c->rms_eps);
 }
 
-static json_t *types_json(const struct facts *f)
+static void put_rope(json_t *rope, const struct model_rope *r)
 {
-    json_t *types = json_object();
+    figures_real(rope, "base", (double)r->base);
+    figures_count(rope, "dimensions", r->dims);
+    figures_text(rope, "order", r->halves ? "halves" : "pairs");
+    figures_text(rope, "scaling", scaling_kind(r));
+    figures_real(rope, "factor", (double)r->factor);
+    figures_count(rope, "original_context", r->original_context);
+}
+
+static void put_types(json_t *types, const struct facts *f)
+{
     for (unsigned i = 0; i < DTYPE_MAX; i++)
-        if (f->types[i].tensors)
-            json_object_set_new(types, dtype_info(i)->name,
-                                json_pack("{s:I, s:I}", "tensors", (json_int_t)f->types[i].tensors, "bytes",
-                                          (json_int_t)f->types[i].bytes));
-    return types;
+        if (f->types[i].tensors) {
+            json_t *type = figures_section(types, dtype_info(i)->name);
+            figures_count(type, "tensors", f->types[i].tensors);
+            figures_count(type, "bytes", f->types[i].bytes);
+        }
 }
 
-static json_t *tokenizer_json(const struct facts *f)
+static void put_tokenizer(json_t *top, const struct facts *f)
 {
     const struct vocab *v = model_vocab(f->model);
-    if (!v)
-        return json_null();
-    json_t *t = json_pack("{s:s, s:s%, s:I, s:I, s:b}", "kind", tokenizer_kind(v), "pre",
-                          v->pre.text ? v->pre.text : "", v->pre.bytes, "tokens", (json_int_t)v->count,
-                          "merges", (json_int_t)v->merge_count, "known", f->tokenizer != NULL);
+    if (!v) {
+        figures_text(top, "tokenizer", NULL);
+        return;
+    }
+    json_t *t = figures_section(top, "tokenizer");
+    char pre[128];
+    snprintf(pre, sizeof pre, "%.*s", (int)(v->pre.bytes < sizeof pre ? v->pre.bytes : sizeof pre - 1),
+             v->pre.bytes ? v->pre.text : "");
+    figures_text(t, "kind", tokenizer_kind(v));
+    figures_text(t, "pre", pre);
+    figures_count(t, "tokens", v->count);
+    figures_count(t, "merges", v->merge_count);
+    figures_bool(t, "known", f->tokenizer != NULL);
     if (f->tokenizer)
-        json_object_set_new(t, "chat_template", f->chat ? json_string(f->chat) : json_null());
-    return t;
+        figures_text(t, "chat_template", f->chat);
+}
+
+static void put_head(json_t *top, const struct facts *f)
+{
+    if (!f->head) {
+        figures_text(top, "head", NULL);
+        return;
+    }
+    json_t *head = figures_section(top, "head");
+    figures_text(head, "path", head_path(f->head));
+    figures_count(head, "groups", f->head_config->groups);
+    figures_text(head, "features", head_features_name(f->head_config->features));
 }
 
 static int print_json(const struct facts *f)
 {
-    const struct model_config *c = f->config;
-    json_t *root =
-        json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:b, s:b, s:b, s:f}", "name",
-                  model_name(f->model), "format", model_format(f->model), "architecture",
-                  model_arch_name(c->arch), "layers", (json_int_t)c->layers, "hidden", (json_int_t)c->hidden,
-                  "ffn", (json_int_t)c->ffn, "query_heads", (json_int_t)c->q_heads, "kv_heads",
-                  (json_int_t)c->kv_heads, "head_dim", (json_int_t)c->head_dim, "vocab", (json_int_t)c->vocab,
-                  "context", (json_int_t)c->context_max, "attention", attention_kind(c), "tied", c->tied,
-                  "qkv_bias", c->qkv_bias, "qk_norm", c->qk_norm, "rms_eps", (double)c->rms_eps);
-    json_object_set_new(root, "rope", rope_json(&c->rope));
-    json_object_set_new(root, "weight_bytes", json_integer((json_int_t)f->weight_bytes));
-    json_object_set_new(root, "weight_types", types_json(f));
-    json_object_set_new(root, "kv_bytes_per_token", json_integer((json_int_t)f->kv_token_bytes));
-    json_object_set_new(root, "tokenizer", tokenizer_json(f));
-    json_object_set_new(root, "head",
-                        f->head ? json_pack("{s:s, s:I, s:s}", "path", head_path(f->head), "groups",
-                                            (json_int_t)f->head_config->groups, "features",
-                                            head_features_name(f->head_config->features))
-                                : json_null());
-    json_object_set_new(root, "fingerprint", hash_json(model_fingerprint(f->model)));
-    json_object_set_new(root, "tokenizer_fingerprint", hash_json(model_tokenizer_fingerprint(f->model)));
     bool fits = !f->memory || full_bytes(f) <= f->memory;
-    if (f->memory)
-        json_object_set_new(root, "memory",
-                            json_pack("{s:I, s:b, s:I, s:b}", "bytes", (json_int_t)f->memory, "fits", fits,
-                                      "context_that_fits", (json_int_t)fitting_context(f), "fits_offloaded",
-                                      f->weight_bytes <= f->memory));
-    int rc = json_dumpf(root, stdout, JSON_INDENT(2) | JSON_SORT_KEYS);
+    json_t *top = json_object();
+    put_shape(top, f);
+    put_rope(figures_section(top, "rope"), &f->config->rope);
+    figures_count(top, "weight_bytes", f->weight_bytes);
+    put_types(figures_section(top, "weight_types"), f);
+    figures_count(top, "kv_bytes_per_token", f->kv_token_bytes);
+    put_tokenizer(top, f);
+    put_head(top, f);
+    put_hash(top, "fingerprint", model_fingerprint(f->model));
+    put_hash(top, "tokenizer_fingerprint", model_tokenizer_fingerprint(f->model));
+    if (f->memory) {
+        json_t *memory = figures_section(top, "memory");
+        figures_count(memory, "bytes", f->memory);
+        figures_bool(memory, "fits", fits);
+        figures_count(memory, "context_that_fits", fitting_context(f));
+        figures_bool(memory, "fits_offloaded", f->weight_bytes <= f->memory);
+    }
+    int rc = json_dumpf(top, stdout, JSON_INDENT(2) | JSON_SORT_KEYS);
     putchar('\n');
-    json_decref(root);
+    json_decref(top);
     return rc < 0 || !fits;
 }
 

@@ -11,6 +11,7 @@
 
 #include "base/alloc.h"
 #include "model/model_private.h"
+#include "model/utf8.h"
 
 void *model_own(struct model *model, size_t bytes)
 {
@@ -61,6 +62,20 @@ static char *last_part(const char *path)
     return name;
 }
 
+/* A name is shown on terminals and stands in JSON: what is no UTF-8 and control characters become '?'. */
+static char *printable(char *name)
+{
+    for (size_t at = 0, bytes = strlen(name); at < bytes;) {
+        int length = utf8_char(name + at, bytes - at);
+        uint32_t code = length > 0 ? utf8_code(name + at, length) : 0;
+        size_t taken = length > 0 ? (size_t)length : 1;
+        if (code < 0x20 || (code >= 0x7f && code < 0xa0))
+            memset(name + at, '?', taken);
+        at += taken;
+    }
+    return name;
+}
+
 static char *find_name(const struct model *m)
 {
     struct name name = {0};
@@ -68,9 +83,9 @@ static char *find_name(const struct model *m)
         name.bytes > 0 && name.bytes < 256) {
         char *text = mem_alloc(name.bytes + 1, 1);
         memcpy(text, name.text, name.bytes); /* a NUL inside only cuts it short */
-        return text;
+        return printable(text);
     }
-    return last_part(m->path);
+    return printable(last_part(m->path));
 }
 
 static char *describe_format(const struct weights *w)

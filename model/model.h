@@ -91,7 +91,7 @@ const struct model_tensor *
 model_output(const struct model *model); /* [vocab][hidden]; the embedding if tied */
 
 const char *model_path(const struct model *model);
-const char *model_name(const struct model *model);      /* general.name, or the file's name; never NULL */
+const char *model_name(const struct model *model);      /* general.name, or the file's; a line of UTF-8 */
 uint64_t model_weight_bytes(const struct model *model); /* of all tensors, once each */
 
 /* Tensors and their bytes by element type, as the files have them. */

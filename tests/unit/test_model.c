@@ -105,6 +105,29 @@ static void test_types_and_heads(void **state)
     }
 }
 
+/* What is no text in a name, or would move a terminal's cursor, is not passed on. */
+static void test_names_are_printable(void **state)
+{
+    (void)state;
+    /* Nine bytes each, as "generated". */
+    static const char *const cases[][2] = {{"g\xc3\xa9n\xc3\xa9r\xc3\xa9", "g\xc3\xa9n\xc3\xa9r\xc3\xa9"},
+                                           {"gen\xffrat\xc3x", "gen?rat?x"},
+                                           {"gen\x1b[2J\nx", "gen?[2J?x"},
+                                           {"gen\302\233ated", "gen??ated"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct ggufgen gen;
+        struct model *m;
+        struct err err;
+        make(&gen, &grouped);
+        uint8_t *name = memmem(gen.keys.data, gen.keys.bytes, "generated", 9);
+        assert_non_null(name);
+        memcpy(name, cases[i][0], strnlen(cases[i][0], 9));
+        assert_int_equal(open_gen(&gen, &m, &err), 0);
+        assert_string_equal(model_name(m), cases[i][1]);
+        model_free(&m);
+    }
+}
+
 /* Types whose blocks hold 256 elements, and IQ4_NL. */
 static void test_k_types(void **state)
 {
@@ -520,6 +543,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_types_and_heads),
+        cmocka_unit_test(test_names_are_printable),
         cmocka_unit_test(test_k_types),
         cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_keys),
