@@ -22,7 +22,7 @@
 #include "compute/cuda/kernels.h"
 #include "compute/cuda/sets.h"
 
-#define GPU_API_VERSION 7
+#define GPU_API_VERSION 8
 #define GPU_API_SYMBOL  "specontext_gpu_api" /* const struct gpu_api *specontext_gpu_api(void) */
 #define GPU_IPC_BYTES   64
 
@@ -47,7 +47,6 @@ struct gpu_api {
     uint32_t version; /* GPU_API_VERSION */
 
     /* ---- devices ---- */
-    int (*count)(int *ret_count, struct err *err);
     /* `device`: "cuda", "cuda:N" or a UUID "GPU-...". -ENODEV with the reason: no driver, no such device, not
      * visible (CUDA_VISIBLE_DEVICES), compute mode that forbids it, too old. */
     int (*open)(const char *device, struct gpu **ret_gpu, struct err *err);
@@ -110,8 +109,7 @@ struct gpu_api {
     /* ---- products ---- the device's cuBLASLt handle and workspace are the gpu's own. Plans are kept by
      * (rows, cols, n, out_type, bias, accumulate): made at the first use, which must not be inside a capture
      * (call matmul_prepare for each shape before). out [n][rows] f32 or bf16 = w [rows][cols] bf16 times
-     * x [n][cols] bf16 (+ bias) (+ out). n <= 2 with out f32 goes through
-     * cuda_gemv. */
+     * x [n][cols] bf16 (+ bias) (+ out). n <= 2 with out f32 goes through cuda_gemv. */
     int (*matmul_prepare)(struct gpu *gpu, const struct cuda_matmul_shape *shape, struct err *err);
     int (*matmul)(struct gpu *gpu, const struct cuda_matmul_shape *shape, const struct cuda_matmul *matmul,
                   struct CUstream_st *stream);
@@ -123,12 +121,10 @@ struct gpu_api {
     int (*rmsnorm)(const struct cuda_rmsnorm *, struct CUstream_st *);
     int (*headnorm)(const struct cuda_headnorm *, struct CUstream_st *);
     int (*swiglu)(const struct cuda_swiglu *, struct CUstream_st *);
-    int (*add)(float *x, const float *y, uint64_t count, struct CUstream_st *);
     int (*narrow)(void *out, enum dtype out_type, const float *x, uint64_t count, struct CUstream_st *);
     int (*put_rows)(const struct cuda_put_rows *, struct CUstream_st *);
     int (*rope_angles)(const struct cuda_rope_angles *, struct CUstream_st *);
     int (*rope)(const struct cuda_rope *, struct CUstream_st *);
-    int (*kv_write)(const struct cuda_kv_write *, struct CUstream_st *);
     int (*rope_write)(const struct cuda_rope *, const struct cuda_kv_write *, struct CUstream_st *);
     int (*gather)(const struct cuda_moves *, struct CUstream_st *);
     int (*scatter)(const struct cuda_moves *, struct CUstream_st *);

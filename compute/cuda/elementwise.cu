@@ -1,4 +1,4 @@
-/* Row-wise operators: embedding, sums of embeddings, norms, rotation, SwiGLU, sums and conversions.
+/* Row-wise operators: embedding, sums of embeddings, norms, rotation, SwiGLU, conversions.
  *
  * All are bound by memory or, in a decode step, by the launch; so they are plain: a block a row, 16 bytes a
  * thread. Activations are f32; outputs that feed a product may be bf16. Stateless; queues on the caller's
@@ -246,37 +246,10 @@ int cuda_swiglu(const struct cuda_swiglu *s, struct CUstream_st *stream)
     return launch_early(swiglu_kernel, grid, THREADS, stream, *s);
 }
 
-__global__ void __launch_bounds__(THREADS) add_kernel(float *x, const float *y, uint64_t count)
-{
-    for (uint64_t i = (uint64_t)blockIdx.x * THREADS + threadIdx.x; i < count;
-         i += (uint64_t)gridDim.x * THREADS)
-        x[i] += y[i];
-}
-
-__global__ void __launch_bounds__(THREADS) add4_kernel(float4 *x, const float4 *y, uint64_t count)
-{
-    for (uint64_t i = (uint64_t)blockIdx.x * THREADS + threadIdx.x; i < count;
-         i += (uint64_t)gridDim.x * THREADS) {
-        float4 a = x[i], b = y[i];
-        x[i] = make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
-    }
-}
-
 static unsigned grid_for(uint64_t items)
 {
     uint64_t blocks = (items + THREADS - 1) / THREADS;
     return blocks < 4096 ? (unsigned)blocks : 4096;
-}
-
-int cuda_add(float *x, const float *y, uint64_t count, struct CUstream_st *stream)
-{
-    if (count == 0)
-        return 0;
-    if (count % 4 == 0 && is_aligned(x, 16) && is_aligned(y, 16))
-        add4_kernel<<<grid_for(count / 4), THREADS, 0, stream>>>((float4 *)x, (const float4 *)y, count / 4);
-    else
-        add_kernel<<<grid_for(count), THREADS, 0, stream>>>(x, y, count);
-    return launch_status();
 }
 
 template <bool BF16>

@@ -565,7 +565,6 @@ static uint64_t library_bytes(const struct gpu *g)
 
 static const struct gpu_api api = {
     .version = GPU_API_VERSION,
-    .count = count_devices,
     .open = open_gpu,
     .close = close_gpu,
     .info = info,
@@ -607,12 +606,10 @@ static const struct gpu_api api = {
     .rmsnorm = cuda_rmsnorm,
     .headnorm = cuda_headnorm,
     .swiglu = cuda_swiglu,
-    .add = cuda_add,
     .narrow = cuda_narrow,
     .put_rows = cuda_put_rows,
     .rope_angles = cuda_rope_angles,
     .rope = cuda_rope,
-    .kv_write = cuda_kv_write,
     .rope_write = cuda_rope_write,
     .gather = cuda_gather,
     .scatter = cuda_scatter,

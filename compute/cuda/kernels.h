@@ -115,9 +115,6 @@ struct cuda_swiglu {
 };
 int cuda_swiglu(const struct cuda_swiglu *op, struct CUstream_st *stream);
 
-/* x [count] += y [count], f32. Bytes: 12 * count. */
-int cuda_add(float *x, const float *y, uint64_t count, struct CUstream_st *stream);
-
 /* out [count] = x [count] with out_type bf16 or f16, nearest even. Bytes: 6 * count. */
 int cuda_narrow(void *out, enum dtype out_type, const float *x, uint64_t count, struct CUstream_st *stream);
 

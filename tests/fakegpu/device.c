@@ -39,14 +39,6 @@ static int visible(int ret_cards[FAKEGPU_CARDS])
     return count;
 }
 
-static int device_count(int *ret_count, struct err *err)
-{
-    int cards[FAKEGPU_CARDS];
-    (void)err;
-    *ret_count = visible(cards);
-    return 0;
-}
-
 static int find_card(const char *device, int *ret_ordinal, int *ret_card, struct err *err)
 {
     int cards[FAKEGPU_CARDS], count = visible(cards);
@@ -157,7 +149,6 @@ static uint64_t library_bytes(const struct gpu *gpu)
 
 static const struct gpu_api table = {
     .version = GPU_API_VERSION,
-    .count = device_count,
     .open = device_open,
     .close = device_close,
     .info = device_info,
@@ -199,12 +190,10 @@ static const struct gpu_api table = {
     .rmsnorm = fakegpu_rmsnorm,
     .headnorm = fakegpu_headnorm,
     .swiglu = fakegpu_swiglu,
-    .add = fakegpu_add,
     .narrow = fakegpu_narrow,
     .put_rows = fakegpu_put_rows,
     .rope_angles = fakegpu_rope_angles,
     .rope = fakegpu_rope,
-    .kv_write = fakegpu_kv_write,
     .rope_write = fakegpu_rope_write,
     .gather = fakegpu_gather,
     .scatter = fakegpu_scatter,

@@ -54,21 +54,17 @@ static void run_kv_write(struct fakegpu_worker *worker, void *argument)
     }
 }
 
-int fakegpu_kv_write(const struct cuda_kv_write *w, struct CUstream_st *stream)
+int fakegpu_rope_write(const struct cuda_rope *rope, const struct cuda_kv_write *w,
+                       struct CUstream_st *stream)
 {
     if (!fakegpu_view_is_valid(&w->kv) || w->kv_heads == 0 || w->head_dim == 0 || w->head_dim % 8 ||
         w->stride % 4 || w->kv.piece_bytes < 4 * w->head_dim || !fakegpu_aligned(w->k, 16) ||
         !fakegpu_aligned(w->v, 16) || !w->items)
         return -EINVAL;
-    return w->n ? FAKEGPU_LAUNCH(stream, run_kv_write, w, w->kv.base, w->kv.at, w->k, w->v, w->rows, w->items)
-                : 0;
-}
-
-int fakegpu_rope_write(const struct cuda_rope *rope, const struct cuda_kv_write *write,
-                       struct CUstream_st *stream)
-{
     int r = fakegpu_rope(rope, stream);
-    return r < 0 ? r : fakegpu_kv_write(write, stream);
+    if (r < 0 || w->n == 0)
+        return r;
+    return FAKEGPU_LAUNCH(stream, run_kv_write, w, w->kv.base, w->kv.at, w->k, w->v, w->rows, w->items);
 }
 
 static void run_moves(const struct cuda_moves *m, bool to_device)

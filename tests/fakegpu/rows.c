@@ -154,24 +154,6 @@ int fakegpu_swiglu(const struct cuda_swiglu *s, struct CUstream_st *stream)
     return s->n ? FAKEGPU_LAUNCH(stream, run_swiglu, s, s->out, s->gate, s->up) : 0;
 }
 
-struct sum {
-    float *x;
-    const float *y;
-    uint64_t count;
-};
-
-static void run_add(struct fakegpu_worker *worker, void *argument)
-{
-    const struct sum *s = argument;
-    compute_add(worker->compute, s->x, s->y, s->count);
-}
-
-int fakegpu_add(float *x, const float *y, uint64_t count, struct CUstream_st *stream)
-{
-    struct sum s = {x, y, count};
-    return count ? FAKEGPU_LAUNCH(stream, run_add, &s, x, y) : 0;
-}
-
 static void run_put_rows(struct fakegpu_worker *worker, void *argument)
 {
     const struct cuda_put_rows *p = argument;
