@@ -1,4 +1,4 @@
-/* What card.c (life, projection) and card_rank.c (selection) share. */
+/* What card.c (life), card_project.c (keys and queries) and card_rank.c (selection) share. */
 #ifndef RETRIEVER_CARD_PRIVATE_H
 #define RETRIEVER_CARD_PRIVATE_H
 
