@@ -8,10 +8,12 @@ set -eu
 out=$1
 shift
 rm -rf "$out"
-mkdir -p "$out/bin" "$out/lib" "$out/tests" "$out/share/specontext/heads"
+heads=$out/share/specontext/heads
+mkdir -p "$out/bin" "$out/lib" "$out/tests" "$heads/alternatives"
 cp build/bin/specontext build/bin/specontext-* "$out/bin"
 [ ! -e build/bin/libspecontext-cuda.so ] || cp build/bin/libspecontext-cuda.so "$out/bin"
-cp heads/*.safetensors "$out/share/specontext/heads"
+cp heads/*.safetensors "$heads"
+cp heads/alternatives/*.safetensors "$heads/alternatives"
 [ $# -eq 0 ] || cp "$@" "$out/tests"
 find "$out/bin" "$out/tests" -type f -exec strip --strip-debug {} +
 # What every machine with glibc has, and what belongs to the driver and to CUDA, stays out.

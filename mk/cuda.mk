@@ -7,12 +7,9 @@ NVCC       ?= $(CUDA_HOME)/bin/nvcc
 CUDA_BUILD := build/cuda
 CUDA_ARCH  ?= -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90]
 
-ifndef WARN
-VERSION := 0.1.0
 CC := gcc
-CUDA_ALONE := 1
+.DEFAULT_GOAL := cuda
 include mk/flags.mk
-endif
 
 NVCCFLAGS  = -std=c++17 -O3 -lineinfo -I. --compiler-options -Wall,-Wextra,-fPIC,-fvisibility=hidden -Werror all-warnings $(CUDA_ARCH)
 # Hopper's own instructions need the target that has no successors.
@@ -74,9 +71,5 @@ $(CUDA_BUILD)/bench_cuda: $(patsubst %,$(CUDA_BUILD)/%.o,$(wildcard bench/lab/be
 $(CUDA_BUILD)/scan_matmul: $(LAB)/scan_matmul.cu.o $(LAB)/lab.cu.o $(CUDA_BUILD)/libhost.a
 	@echo "  LD   $@"
 	@$(CUDA_LINK)
-
-ifdef CUDA_ALONE
-.DEFAULT_GOAL := cuda
-endif
 
 -include $(shell find $(CUDA_BUILD) -name '*.d' 2>/dev/null)

@@ -1,4 +1,5 @@
 # Compiler flags. -O3 and no -ffast-math: results must not depend on what a compiler reassociates.
+VERSION := 0.1.0
 WARN := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wpointer-arith \
         -Wwrite-strings -Wformat=2 -Wundef
 PKGS := libzmq msgpack libsystemd libpcre2-8 libutf8proc jansson yajl libxxhash

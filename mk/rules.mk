@@ -20,11 +20,17 @@ $(BUILD)/pic/%.o: %.c $(BUILD)/flags
 CFLAGS_compute_cpu_avx2   := -mavx2 -mfma -mf16c
 CFLAGS_compute_cpu_avx512 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c
 
+# A source that goes takes its object out of the archive.
+ALL_SOURCES := $(foreach l,$(LIBS) $(DAEMONS) eval launch testlib,$(SRC_$(l)))
+$(BUILD)/sources: FORCE
+	$(Q)mkdir -p $(@D)
+	$(Q)echo '$(ALL_SOURCES)' | cmp -s - $@ || echo '$(ALL_SOURCES)' > $@
+
 define archive
-$(BUILD)/lib$(1).a: $(call objects,$(SRC_$(1)))
+$(BUILD)/lib$(1).a: $(call objects,$(SRC_$(1))) $(BUILD)/sources
 	$(Q)mkdir -p $$(@D)
 	$(Q)rm -f $$@
-	$(Q)ar rcs $$@ $$^
+	$(Q)ar rcs $$@ $$(filter %.o,$$^)
 endef
 $(foreach l,$(LIBS) $(DAEMONS) eval launch testlib,$(eval $(call archive,$(l))))
 

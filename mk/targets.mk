@@ -1,7 +1,6 @@
 # What a person calls. On a fresh machine the packages come first; what needs them is built by a second make,
 # because this one has asked pkg-config already.
 AGAIN := $(MAKE) --no-print-directory -j$(shell nproc)
-TEXTS := README.md ARCHITECTURE.md PROTOCOL.md SHARED-MEMORY.md LICENSE NOTICE
 SAN_PROC_TESTS := test_run_kill test_run_usage
 C_FILES = $(shell git ls-files '*.c' '*.h')
 
@@ -16,12 +15,12 @@ help:
 	@echo "make demo       on a fresh machine: install, build, fetch the model, answer a question about a long text"
 	@echo "make check      on a fresh machine: install, build with gcc and clang, run all tests"
 	@echo "make tests      the tests of one build; tests/run runs them"
-	@echo "make cuda       the CUDA kernels, their test and bench, into build/cuda (needs nvcc 13)"
-	@echo "make bundle     build/bundle: programs with the libraries that a bare machine lacks"
+	@echo "make cuda       the CUDA kernels, their test and bench, into build/cuda (needs nvcc 13; CUDA_HOME=$(CUDA_HOME))"
+	@echo "make bundle     build/bundle: programs with the libraries that a bare machine lacks; BUNDLE_TESTS=: further ones"
 	@echo "make fuzz       FUZZ_SECONDS=60: fuzz targets of messages and file formats, under sanitizers"
 	@echo "make bench      micro-benchmarks and the whole, with floors; LLAMA_PYTHON=python with llama_cpp: beside llama.cpp"
 	@echo "make ablation   retrieval heads and all ways to select, on texts: attention found, sparse against full"
-	@echo "make eval       that, tasks and long generations; EVAL_DEVICE=cuda:0, else hours; EVAL_FLAGS="
+	@echo "make eval       that, tasks and long generations; EVAL_DEVICE=cuda:0, else hours; EVAL_FLAGS=: more options"
 	@echo "make install    PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)"
 	@echo "make format | lint | clean"
 	@echo "knobs           CC=gcc|clang SAN=1|thread V=1"
@@ -110,15 +109,15 @@ eval: ablation
 	    --budget 512,1024 $(EVAL_TEXTS:%=-f %) --no-texts --long-generation 6144 --long-prompt 2048 --long-prompts 2 --long-seeds 1 \
 	    --json-file build/eval/long.json $(EVAL_ALL)
 
-# The programs find each other beside themselves, so they go into one folder.
+# The programs find each other, and what `make cuda` made, beside themselves, so they go into one folder.
+INTO := $(DESTDIR)$(PREFIX)
 install: all
-	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/share/doc/specontext
-	install -m 755 $(PROGRAMS) $(DESTDIR)$(PREFIX)/bin
-	install -d $(DESTDIR)$(PREFIX)/share/specontext/heads
-	install -m 644 heads/*.safetensors $(DESTDIR)$(PREFIX)/share/specontext/heads
-	install -d $(DESTDIR)$(PREFIX)/share/specontext/heads/alternatives
-	install -m 644 heads/alternatives/*.safetensors $(DESTDIR)$(PREFIX)/share/specontext/heads/alternatives
-	install -m 644 $(wildcard $(TEXTS)) $(DESTDIR)$(PREFIX)/share/doc/specontext
+	install -d $(INTO)/bin $(INTO)/share/specontext/heads/alternatives $(INTO)/share/doc/specontext/heads
+	install -m 755 $(PROGRAMS) $(wildcard build/bin/libspecontext-cuda.so) $(INTO)/bin
+	install -m 644 heads/*.safetensors $(INTO)/share/specontext/heads
+	install -m 644 heads/alternatives/*.safetensors $(INTO)/share/specontext/heads/alternatives
+	install -m 644 README.md ARCHITECTURE.md PROTOCOL.md SHARED-MEMORY.md LICENSE NOTICE $(INTO)/share/doc/specontext
+	install -m 644 heads/README.md $(INTO)/share/doc/specontext/heads
 
 format:
 	$(Q)clang-format -i $(C_FILES)
