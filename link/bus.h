@@ -55,8 +55,8 @@ struct bus_server_ops {
     /* JSON text for STATUS, NUL-terminated, malloc'ed; may be NULL. */
     char *(*status)(void *arg);
     /* A peer that was accepted is no more (may be NULL): a protocol error, silence past BUS_SILENCE_NS,
-     * another HELLO of the same process, or its place was needed. It is freed after the call. Not called for
-     * bus_close_peer and bus_free. */
+     * another HELLO of the same process, its place was needed, or bus_lose_peer. It is freed after the call.
+     * Not called for bus_free. */
     void (*gone)(void *arg, struct bus_peer *peer);
 };
 
@@ -74,12 +74,9 @@ struct bus_peer *bus_find_role(struct bus_server *server, uint32_t role);
  * only one may hold is refused to a second one while it does. */
 bool bus_peer_lives(const struct bus_peer *peer);
 
-/* Forgets and frees a peer; its next message is answered with ERROR -ENOTCONN, so it greets anew. Also from a
- * callback of that peer, except `hello` and `gone`. */
-void bus_close_peer(struct bus_server *server, struct bus_peer *peer);
-
-/* Loses the peer that answers to a copy of `who` and says so by `gone`: for one whose queue is full. It hears
- * ERROR -ENOTCONN once it listens again, in place of what it missed. */
+/* Loses the peer that `who` is, or is a copy of, and says so by `gone`: for one whose queue is full. It hears
+ * ERROR -ENOTCONN at its next message, in place of what it missed, and greets anew. Also from a callback of
+ * that peer, except `hello` and `gone`. */
 void bus_lose_peer(struct bus_server *server, const struct bus_peer *who);
 
 #define BUS_PING_NS    (500 * CLOCK_MS) /* clients ping when they have sent, or heard, nothing for so long */

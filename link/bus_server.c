@@ -131,12 +131,6 @@ static void lose_peer(struct bus_server *server, struct bus_peer *peer)
     mem_free(&peer);
 }
 
-void bus_close_peer(struct bus_server *server, struct bus_peer *peer)
-{
-    remove_peer(server, peer);
-    mem_free(&peer);
-}
-
 void bus_lose_peer(struct bus_server *server, const struct bus_peer *who)
 {
     struct bus_peer *peer = find_peer(server, who->routing, who->routing_bytes);
