@@ -35,8 +35,9 @@ static struct memory_gpu_head head_of(const struct model *model, const struct he
     return ret;
 }
 
-void gpu_memory_layout(const struct model *model, const struct head *head, uint32_t context,
-                       struct kv_layout *ret)
+/* The layout of the KV cache that model and head give. */
+static void layout_of(const struct model *model, const struct head *head, uint32_t context,
+                      struct kv_layout *ret)
 {
     const struct model_config *m = model_config(model);
     memset(ret, 0, sizeof *ret);
@@ -76,7 +77,7 @@ void gpu_memory_plan(const struct gpu_memory_load *load, uint64_t cap, struct gp
              context = (load->context_bytes ? load->context_bytes : MEMORY_GPU_CONTEXT) + MEMORY_GPU_ROUNDING;
     struct kv_layout layout;
     struct memory_gpu_decoder decoder;
-    gpu_memory_layout(load->model, load->head, load->context, &layout);
+    layout_of(load->model, load->head, load->context, &layout);
     memory_gpu_decoder(&model, &layout, &steps, &decoder);
     uint64_t arena =
         memory_host_bytes(&layout, load->requests ? load->requests : load->sequences, load->context);
@@ -87,6 +88,7 @@ void gpu_memory_plan(const struct gpu_memory_load *load, uint64_t cap, struct gp
                                .libraries = (processes - 1) * MEMORY_GPU_LIBRARIES,
                                .weights = decoder.weights,
                                .activations = decoder.activations,
+                               .features = decoder.features,
                                .workspace = decoder.workspace,
                                .tables = decoder.tables + memory_gpu_tables(&layout, &steps)};
     if (load->with_retriever) {
@@ -102,8 +104,8 @@ void gpu_memory_plan(const struct gpu_memory_load *load, uint64_t cap, struct gp
                  ret->retriever_workspace;
     ret->kv = cap > ret->taken ? cap - ret->taken : 0;
     ret->store = context + memory_gpu_tables(&layout, &steps) + ret->kv;
-    ret->decoder =
-        context + MEMORY_GPU_LIBRARIES + ret->weights + ret->activations + ret->workspace + decoder.tables;
+    ret->decoder = context + MEMORY_GPU_LIBRARIES + ret->weights + ret->activations + ret->features +
+                   ret->workspace + decoder.tables;
     if (load->with_retriever)
         ret->retriever = context + MEMORY_GPU_LIBRARIES + ret->retriever_weights + ret->retriever_keys +
                          ret->retriever_workspace;

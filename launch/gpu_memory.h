@@ -36,10 +36,6 @@ struct gpu_memory_load {
 
 void gpu_memory_plan(const struct gpu_memory_load *load, uint64_t cap, struct gpu_memory *ret);
 
-/* The layout of the KV cache that model and head give. */
-void gpu_memory_layout(const struct model *model, const struct head *head, uint32_t context,
-                       struct kv_layout *ret);
-
 /* -ENOMEM and one line with all terms, when less than `least` is left for the KV cache. */
 int gpu_memory_check(const struct gpu_memory *plan, uint64_t least, struct err *err);
 

@@ -6,12 +6,14 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
+#include "proto/features.h"
 #include "tests/lib/runcase.h"
 #include "tests/lib/temp.h"
 
@@ -120,17 +122,27 @@ static void test_bad_input(void **state)
     EXPECT(1, "README.md", "run", "-m", "README.md", "-p", "x");
 }
 
+/* What a command that succeeds prints. */
+static json_t *json_of(const char *const *argv)
+{
+    struct proc p;
+    proc_start(&p, argv, NULL);
+    assert_true(proc_wait(&p, clock_now_ns() + SHORT_NS));
+    assert_true(proc_exited(&p, 0));
+    json_t *all = json_loads(p.out.text, 0, NULL);
+    assert_non_null(all);
+    proc_free(&p);
+    return all;
+}
+
 /* What a model is, with the head that `run` would take: the one that comes along, or none. */
 static void test_inspect(void **state)
 {
     (void)state;
     runcase_need_model();
-    const char *argv[] = {proc_program("specontext"), "inspect", RUNCASE_MODEL, "--json", NULL};
-    struct proc p;
-    proc_start(&p, argv, NULL);
-    assert_true(proc_wait(&p, clock_now_ns() + SHORT_NS));
-    assert_true(proc_exited(&p, 0));
-    json_t *all = json_loads(p.out.text, 0, NULL), *head = json_object_get(all, "head");
+    json_t *all =
+        json_of((const char *[]){proc_program("specontext"), "inspect", RUNCASE_MODEL, "--json", NULL});
+    json_t *head = json_object_get(all, "head");
     assert_string_equal(json_string_value(json_object_get(all, "attention")), "GQA");
     assert_int_equal(json_integer_value(json_object_get(all, "kv_bytes_per_token")), 30 * 3 * 64 * 2 * 2);
     assert_int_equal(json_integer_value(json_object_get(head, "groups")), 2);
@@ -140,9 +152,35 @@ static void test_inspect(void **state)
     assert_non_null(realpath("heads/SmolLM2-135M-Instruct.safetensors", real));
     assert_string_equal(path, real);
     json_decref(all);
-    proc_free(&p);
     EXPECT(0, "", "inspect", RUNCASE_MODEL, "--memory", "1G");
     EXPECT(1, "", "inspect", RUNCASE_MODEL, "--memory", "100M");
+}
+
+static uint64_t term(const json_t *gpu, const char *name)
+{
+    const json_t *value = json_object_get(gpu, name);
+    assert_true(json_is_integer(value));
+    return (uint64_t)json_integer_value(value);
+}
+
+/* Every byte of a card is somebody's, the rows of hidden states that a head reads among them. */
+static void test_plan_of_a_card(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    const char *const heads[] = {"heads/SmolLM2-135M-Instruct.safetensors",
+                                 "heads/alternatives/SmolLM2-135M-Instruct.features8.safetensors"};
+    for (int i = 0; i < 2; i++) {
+        json_t *all = json_of((const char *[]){proc_program("specontext"), "plan", "-m", RUNCASE_MODEL,
+                                               "--head", heads[i], "--gpu-memory", "8G", "-c", "1000",
+                                               "--context", "1000", "--requests", "2", "--json", NULL});
+        const json_t *gpu = json_object_get(all, "gpu");
+        assert_int_equal(term(gpu, "features_bytes"), i ? features_bytes(1000, 3, 576, DTYPE_BF16) : 0);
+        assert_int_equal(term(gpu, "kvstore_process_bytes") + term(gpu, "retriever_process_bytes") +
+                             term(gpu, "decoder_process_bytes") + term(gpu, "mapping_bytes"),
+                         UINT64_C(8) << 30);
+        json_decref(all);
+    }
 }
 
 /* A head that is none: the retriever says so, and the part is named. */
@@ -291,12 +329,19 @@ static void test_status(void **state)
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_usage),          cmocka_unit_test(test_bad_input),
-        cmocka_unit_test(test_few_open_files), cmocka_unit_test(test_inspect),
-        cmocka_unit_test(test_bad_head),       cmocka_unit_test(test_too_little_memory),
-        cmocka_unit_test(test_report_places),  cmocka_unit_test(test_short_context),
-        cmocka_unit_test(test_full_output),    cmocka_unit_test(test_closed_output),
-        cmocka_unit_test(test_absent_streams), cmocka_unit_test(test_status),
+        cmocka_unit_test(test_usage),
+        cmocka_unit_test(test_bad_input),
+        cmocka_unit_test(test_few_open_files),
+        cmocka_unit_test(test_inspect),
+        cmocka_unit_test(test_plan_of_a_card),
+        cmocka_unit_test(test_bad_head),
+        cmocka_unit_test(test_too_little_memory),
+        cmocka_unit_test(test_report_places),
+        cmocka_unit_test(test_short_context),
+        cmocka_unit_test(test_full_output),
+        cmocka_unit_test(test_closed_output),
+        cmocka_unit_test(test_absent_streams),
+        cmocka_unit_test(test_status),
     };
     return cmocka_run_group_tests(tests, runcase_set_up, runcase_tear_down);
 }
