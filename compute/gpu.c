@@ -8,7 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+
+#include "base/program.h"
 
 #define LIBRARY "libspecontext-cuda.so"
 
@@ -36,13 +37,11 @@ static int library_path(char ret[PATH_MAX], struct err *err)
             return err_set(err, -ENAMETOOLONG, "SPECONTEXT_GPU_LIBRARY: name too long");
         return 0;
     }
-    ssize_t n = readlink("/proc/self/exe", ret, PATH_MAX - sizeof LIBRARY - 1);
-    if (n < 0)
-        return err_set(err, -errno, "/proc/self/exe: %s", strerror(errno));
-    ret[n] = 0;
-    char *slash = strrchr(ret, '/');
-    memcpy(slash ? slash + 1 : ret, LIBRARY, sizeof LIBRARY);
-    return 0;
+    char folder[PATH_MAX];
+    int r = program_folder(folder, err);
+    if (r == 0 && snprintf(ret, PATH_MAX, "%s/" LIBRARY, folder) >= PATH_MAX)
+        r = err_set(err, -ENAMETOOLONG, "%s: name too long", folder);
+    return r;
 }
 
 static int load(struct err *err)

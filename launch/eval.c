@@ -2,26 +2,22 @@
 #include "launch/eval.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "base/program.h"
+
 int eval_command_main(int argc, char **argv)
 {
-    char path[PATH_MAX];
+    char folder[PATH_MAX], path[PATH_MAX + 20];
+    struct err err = {0};
     (void)argc;
-    ssize_t n = readlink("/proc/self/exe", path, sizeof path - sizeof "-eval");
-    if (n > 0) {
-        /* Beside this program, as the daemons are. */
-        path[n] = 0;
-        char *slash = strrchr(path, '/');
-        static const char name[] = "/specontext-eval";
-        if (slash && (size_t)(slash - path) + sizeof name <= sizeof path) {
-            memcpy(slash, name, sizeof name);
-            execv(path, argv);
-        }
+    if (program_folder(folder, &err) == 0) { /* beside this program, as the daemons are */
+        snprintf(path, sizeof path, "%s/specontext-eval", folder);
+        execv(path, argv);
+        err_set(&err, -errno, "%s: %s", path, strerror(errno));
     }
-    fprintf(stderr, "specontext eval: specontext-eval: %s\n", strerror(errno));
+    fprintf(stderr, "specontext eval: %s\n", err.text);
     return 1;
 }

@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/program.h"
 #include "launch/head.h"
 #include "model/head.h"
 
@@ -96,14 +97,8 @@ static bool find_in(const char *dir, const struct model *model, char ret_path[PA
 bool head_cache_shipped(const struct model *model, char ret_path[PATH_MAX])
 {
     char self[PATH_MAX];
-    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-    if (n <= 0)
+    if (program_folder(self, NULL) < 0)
         return false;
-    self[n] = 0;
-    char *slash = strrchr(self, '/');
-    if (!slash)
-        return false;
-    *slash = 0;
     for (size_t i = 0; i < sizeof shipped / sizeof *shipped; i++) {
         char dir[PATH_MAX], real[PATH_MAX];
         int length = snprintf(dir, sizeof dir, "%s/%s", self, shipped[i]);

@@ -19,6 +19,7 @@
 
 #include "base/alloc.h"
 #include "base/check.h"
+#include "base/program.h"
 #include "launch/notify.h"
 #include "link/daemon.h"
 #include "link/runtime.h"
@@ -70,18 +71,10 @@ static void on_end(void *arg, uint32_t events);
 
 static int find_bin_dir(const char *given, char ret[PATH_MAX], struct err *err)
 {
-    if (given) {
-        if (snprintf(ret, PATH_MAX, "%s", given) >= PATH_MAX)
-            return err_set(err, -ENAMETOOLONG, "directory of the programs: name too long");
-        return 0;
-    }
-    ssize_t n = readlink("/proc/self/exe", ret, PATH_MAX - 1);
-    if (n < 0)
-        return err_set(err, -errno, "/proc/self/exe: %s", strerror(errno));
-    ret[n] = 0;
-    char *slash = strrchr(ret, '/');
-    if (slash)
-        *slash = 0;
+    if (!given)
+        return program_folder(ret, err);
+    if (snprintf(ret, PATH_MAX, "%s", given) >= PATH_MAX)
+        return err_set(err, -ENAMETOOLONG, "directory of the programs: name too long");
     return 0;
 }
 
