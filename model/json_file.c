@@ -175,3 +175,21 @@ int json_optional(int rc)
 {
     return rc == -ENOENT ? 0 : rc;
 }
+
+int json_stream(const yajl_callbacks *callbacks, void *arg, const void *text, size_t bytes,
+                char ret_why[JSON_WHY_BYTES])
+{
+    yajl_handle h = yajl_alloc(callbacks, NULL, arg);
+    if (!h)
+        return -ENOMEM;
+    yajl_status status = yajl_parse(h, text, bytes);
+    if (status == yajl_status_ok)
+        status = yajl_complete_parse(h);
+    if (status == yajl_status_error) {
+        unsigned char *why = yajl_get_error(h, 0, NULL, 0); /* a line, with its end */
+        snprintf(ret_why, JSON_WHY_BYTES, "%.*s", (int)strcspn((const char *)why, "\n"), (const char *)why);
+        yajl_free_error(h, why);
+    }
+    yajl_free(h);
+    return status == yajl_status_ok ? 0 : status == yajl_status_error ? -EBADMSG : -ECANCELED;
+}

@@ -1,16 +1,21 @@
-/* The small JSON files beside a model's weights, and typed access to their fields with errors that name file,
- * field, what was found and what was expected. Stateless: any thread. Not for other folders. */
+/* JSON in a model's files: the small ones beside its weights, with typed access to their fields and errors
+ * that name file, field, what was found and what was expected; large ones by callbacks. Stateless: any thread.
+ * Not for other folders. */
 #ifndef MODEL_JSON_FILE_H
 #define MODEL_JSON_FILE_H
 
 #include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <yajl/yajl_parse.h>
 
 #include "base/err.h"
 
 /* Larger files are refused: a JSON tree takes some 40 times the text. */
 #define JSON_FILE_MAX (1u << 20)
+
+/* Room for a parser's words on what is wrong. */
+#define JSON_WHY_BYTES 128
 
 /* An object and where it is from. `where` is "" or "rope_scaling.": put before field names in errors. */
 struct json_doc {
@@ -41,5 +46,10 @@ int json_required(int rc, struct err *err);
 
 /* -ENOENT as 0, *ret keeping its default: for optional fields. */
 int json_optional(int rc);
+
+/* One JSON value, nothing behind it, to callbacks. 0; -ECANCELED when a callback returned 0, which has told
+ * why; -EBADMSG with `ret_why`; -ENOMEM. */
+int json_stream(const yajl_callbacks *callbacks, void *arg, const void *text, size_t bytes,
+                char ret_why[JSON_WHY_BYTES]);
 
 #endif

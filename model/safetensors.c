@@ -9,9 +9,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <yajl/yajl_parse.h>
 
 #include "base/alloc.h"
+#include "model/json_file.h"
 #include "model/mapping.h"
 #include "model/safetensors_private.h"
 
@@ -353,19 +353,12 @@ static int parse_json(struct safetensors *s, uint64_t bytes, struct err *err)
     if (json[0] != '{')
         return err_set(err, -EBADMSG, "%s: header: found byte %02x, expected a JSON object", s->file.path,
                        json[0]);
-    yajl_handle h = yajl_alloc(&callbacks, NULL, &p);
-    if (!h)
-        return err_set(err, -ENOMEM, "%s: header: no memory for the JSON parser", s->file.path);
-    yajl_status status = yajl_parse(h, json, bytes);
-    if (status == yajl_status_ok)
-        status = yajl_complete_parse(h);
-    if (status != yajl_status_ok && !p.code) {
-        unsigned char *why = yajl_get_error(h, 0, NULL, 0);
-        p.code = err_set(err, -EBADMSG, "%s: header: found no valid JSON (%.120s), expected an object",
-                         s->file.path, (const char *)why);
-        yajl_free_error(h, why);
-    }
-    yajl_free(h);
+    char why[JSON_WHY_BYTES];
+    int r = json_stream(&callbacks, &p, json, bytes, why);
+    if (r == -ENOMEM)
+        return err_set(err, r, "%s: header: no memory for the JSON parser", s->file.path);
+    if (r == -EBADMSG)
+        return err_set(err, r, "%s: header: found no valid JSON (%s), expected an object", s->file.path, why);
     return p.code;
 }
 

@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <yajl/yajl_gen.h>
-#include <yajl/yajl_parse.h>
 
 #include "base/alloc.h"
 #include "model/json_file.h"
@@ -289,22 +288,12 @@ static const yajl_callbacks callbacks = {.yajl_null = on_null,
 
 static void parse(struct reader *r, struct name text)
 {
-    yajl_handle h = yajl_alloc(&callbacks, NULL, r);
-    if (!h) {
-        r->code = err_set(r->err, -ENOMEM, "no memory for the JSON parser");
-        return;
-    }
-    yajl_status status = yajl_parse(h, (const unsigned char *)text.text, text.bytes);
-    if (status == yajl_status_ok)
-        status = yajl_complete_parse(h);
-    if (status != yajl_status_ok && !r->code) {
-        unsigned char *why = yajl_get_error(h, 0, NULL, 0);
-        size_t bytes = strcspn((const char *)why, "\n");
-        r->code = err_set(r->err, -EBADMSG, "found no valid JSON (%.*s), expected an object",
-                          (int)(bytes < 120 ? bytes : 120), (const char *)why);
-        yajl_free_error(h, why);
-    }
-    yajl_free(h);
+    char why[JSON_WHY_BYTES];
+    int rc = json_stream(&callbacks, r, text.text, text.bytes, why);
+    if (rc == -ENOMEM)
+        r->code = err_set(r->err, rc, "no memory for the JSON parser");
+    else if (rc == -EBADMSG)
+        r->code = err_set(r->err, rc, "found no valid JSON (%s), expected an object", why);
 }
 
 static int parse_rest(struct reader *r)

@@ -128,6 +128,7 @@ static void test_headers(void **state)
         {"{}{}", -EBADMSG, "no valid JSON"},
         {"{} x", -EBADMSG, "no valid JSON"},
         {"{\"a\"", -EBADMSG, "no valid JSON"},
+        {"{\"a\": tru}", -EBADMSG, "(lexical error: invalid string in json text.)"},
         {"{\"\xff\":1}", -EBADMSG, "no valid JSON"},
         {"{\"a\":1}", -EBADMSG, "tensor a: found a number, expected an object"},
         {"{\"a\":null}", -EBADMSG, "found null"},
