@@ -101,10 +101,10 @@ void generation_free(struct generation **sequence)
     mem_free(sequence);
 }
 
-void generation_admit(struct generation *q)
+void generation_admit(struct generation *q, enum generation_state state)
 {
     CHECK(q->state == GENERATION_QUEUED && !q->finish);
-    q->state = GENERATION_OPENING;
+    q->state = state;
     q->asked_ns = clock_now_ns();
     if (q->tokens)
         return; /* refused once for want of room, and asked again */
@@ -189,7 +189,7 @@ static uint64_t made_by(const struct msg_generate *g, uint64_t head)
 void generation_open_store(const struct generation *q, uint64_t head, struct msg *ret)
 {
     const struct msg_generate *g = &q->ask.generate;
-    generation_open_retriever(q, ret);
+    generation_open_retriever(q, false, ret);
     ret->open.flags = (g->flags & GENERATE_REUSE ? OPEN_REUSE : 0u) |
                       (g->flags & GENERATE_REUSE_SPARSE ? OPEN_REUSE_SPARSE : 0u);
     ret->open.salt = g->salt;
@@ -198,7 +198,7 @@ void generation_open_store(const struct generation *q, uint64_t head, struct msg
     copy_tokens(ret, &ret->open.tokens, q->tokens, q->prompt);
 }
 
-void generation_open_retriever(const struct generation *q, struct msg *ret)
+void generation_open_retriever(const struct generation *q, bool prefix, struct msg *ret)
 {
     const struct msg_generate *g = &q->ask.generate;
     begin(q, MSG_OPEN, ret);
@@ -213,6 +213,11 @@ void generation_open_retriever(const struct generation *q, struct msg *ret)
         ret->open.sinks = g->sinks;
         ret->open.window = g->window;
     }
+    if (!prefix)
+        return;
+    ret->open.flags = OPEN_REUSE;
+    ret->open.salt = g->salt;
+    copy_tokens(ret, &ret->open.tokens, q->tokens, q->prompt);
 }
 
 void generation_close(const struct generation *q, struct msg *ret)

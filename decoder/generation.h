@@ -14,7 +14,8 @@
 
 enum generation_state {
     GENERATION_QUEUED,  /* waits for a place */
-    GENERATION_OPENING, /* OPEN was sent */
+    GENERATION_ASKING,  /* OPEN was sent to the retriever, which says how much of the prompt it has keys of */
+    GENERATION_OPENING, /* OPEN was sent to the store */
     GENERATION_PREFILL, /* granted; positions [done, prompt) are to be computed */
     GENERATION_DECODE,  /* done + 1 == count: the last token is to be computed */
     GENERATION_CLOSING, /* CLOSE was sent */
@@ -36,10 +37,11 @@ struct generation {
     uint32_t told;     /* positions that the retriever has */
     /* Where its hidden states of the step last computed go: row and position of the first. */
     uint32_t feature_row, feature_position;
-    uint32_t index, cached;                                       /* GRANT */
-    uint32_t finish;                                              /* enum finish_reason, 0 while it goes on */
-    struct err failure;                                           /* FINISH_ERROR */
-    int64_t asked_ns;                                             /* when OPEN or CLOSE was sent */
+    uint32_t kept;          /* positions that the retriever has keys of: its GRANT */
+    uint32_t index, cached; /* GRANT */
+    uint32_t finish;        /* enum finish_reason, 0 while it goes on */
+    struct err failure;     /* FINISH_ERROR */
+    int64_t asked_ns;       /* when OPEN or CLOSE was sent */
     int64_t queued_at_ns, granted_at_ns, first_at_ns, last_at_ns; /* 0: not yet */
 };
 
@@ -54,8 +56,8 @@ struct generation *generation_create(uint64_t id, struct msg *generate,
                                      const struct generation_limits *limits);
 void generation_free(struct generation **sequence);
 
-/* Makes room for the tokens; from QUEUED to OPENING. */
-void generation_admit(struct generation *q);
+/* Makes room for the tokens; from QUEUED to `state`, ASKING or OPENING. */
+void generation_admit(struct generation *q, enum generation_state state);
 
 /* Ends it, unless it ended before. `code` and text only for FINISH_ERROR. A token that was sampled and not
  * recorded is forgotten, but for FINISH_LENGTH, which it made. */
@@ -66,9 +68,10 @@ int generation_fail(struct generation *q, int code, const char *fmt, ...)
 /* Takes the token that was sampled for position `count`; `eos` [vocab] says which end it. */
 void generation_take(struct generation *q, uint32_t id, const uint8_t *eos);
 
-/* Messages. Their memory, if any, is the message's (mem_free). */
+/* Messages. Their memory, if any, is the message's (mem_free). `prefix`: the retriever is asked for keys that
+ * it kept of the prompt. */
 void generation_open_store(const struct generation *q, uint64_t head, struct msg *ret);
-void generation_open_retriever(const struct generation *q, struct msg *ret);
+void generation_open_retriever(const struct generation *q, bool prefix, struct msg *ret);
 void generation_close(const struct generation *q, struct msg *ret);
 void generation_progress(const struct generation *q, struct msg *ret);
 void generation_tokens(struct generation *q,

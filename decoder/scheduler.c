@@ -143,13 +143,15 @@ static void take_grant(struct scheduler *s, struct generation *q, const struct m
     q->granted_at_ns = clock_now_ns();
     q->state = GENERATION_PREFILL;
     if (grant->index >= LIMIT_SEQUENCES || grant->cached >= q->prompt || grant->cached % BLOCK_TOKENS ||
-        (grant->cached && reads_features(s, q))) {
+        (grant->cached > q->kept && reads_features(s, q))) {
         generation_fail(q, -EPROTO, "kvstore granted index %u and %u cached of %u tokens, which cannot be",
                         grant->index, grant->cached, q->prompt);
         return;
     }
     q->index = grant->index;
     q->cached = q->done = q->recorded = grant->cached;
+    if (reads_features(s, q))
+        q->told = grant->cached; /* it has their keys */
     s->figures.cached_tokens += grant->cached;
 }
 
@@ -190,11 +192,56 @@ void scheduler_store(struct scheduler *s, const struct msg *msg)
     }
 }
 
+static void open_store(struct scheduler *s, struct generation *q)
+{
+    struct msg msg;
+    q->state = GENERATION_OPENING;
+    q->asked_ns = clock_now_ns();
+    generation_open_store(q, s->options.head, &msg);
+    if (reads_features(s, q)) { /* of cached positions there are no states: what has keys may be cached */
+        msg.open.flags = q->kept ? OPEN_REUSE : 0;
+        msg.open.reuse_max = q->kept;
+    }
+    emit(s, SCHEDULER_TO_STORE, &msg);
+}
+
+/* Ends a sequence that only the retriever may know. */
+static void give_up(struct scheduler *s, struct generation *q)
+{
+    struct msg msg;
+    generation_close(q, &msg);
+    emit(s, SCHEDULER_TO_RETRIEVER, &msg);
+    q->state = GENERATION_QUEUED;
+    retire(s, q, NULL);
+}
+
+/* The retriever's answer to OPEN: positions that it has keys of. */
+static void take_kept(struct scheduler *s, struct generation *q, const struct msg_grant *grant)
+{
+    if (q->state != GENERATION_ASKING)
+        return;
+    if (grant->cached >= q->prompt || grant->cached % BLOCK_TOKENS)
+        generation_fail(q, -EPROTO, "retriever granted keys of %u of %u tokens, which cannot be",
+                        grant->cached, q->prompt);
+    q->kept = grant->cached;
+    if (q->finish)
+        give_up(s, q);
+    else
+        open_store(s, q);
+}
+
 void scheduler_retriever(struct scheduler *s, const struct msg *msg)
 {
     struct generation *q = find(s, msg->id);
-    if (q && msg->kind == MSG_ERROR && q->state != GENERATION_QUEUED && q->state != GENERATION_CLOSING)
+    if (!q || q->state == GENERATION_QUEUED || q->state == GENERATION_CLOSING)
+        return;
+    if (msg->kind == MSG_GRANT) {
+        take_kept(s, q, &msg->grant);
+    } else if (msg->kind == MSG_ERROR) {
         generation_fail(q, msg->error.code < 0 ? msg->error.code : -EPROTO, "retriever: %s", msg->error.text);
+        if (q->state == GENERATION_ASKING)
+            give_up(s, q);
+    }
 }
 
 void scheduler_export(struct scheduler *s, struct export *export)
@@ -206,6 +253,16 @@ void scheduler_export(struct scheduler *s, struct export *export)
 int scheduler_retriever_ready(struct scheduler *s, int ready, struct err *err)
 {
     uint32_t lost = 0;
+    for (uint32_t i = 0; i < s->count; i++) {
+        struct generation *q = s->all[i];
+        if (q->state != GENERATION_ASKING)
+            continue;
+        q->state = GENERATION_QUEUED;
+        if (q->finish) {
+            retire(s, q, NULL);
+            i--; /* the next one moved up */
+        }
+    }
     for (uint32_t i = 0; i < s->count; i++)
         lost += s->all[i]->sparse && s->all[i]->state != GENERATION_QUEUED &&
                 s->all[i]->state != GENERATION_CLOSING;
@@ -221,10 +278,12 @@ static int check_answers(const struct scheduler *s, struct err *err)
     int64_t now = clock_now_ns();
     for (uint32_t i = 0; i < s->count; i++) {
         const struct generation *q = s->all[i];
-        if ((q->state == GENERATION_OPENING || q->state == GENERATION_CLOSING) &&
+        if ((q->state == GENERATION_ASKING || q->state == GENERATION_OPENING ||
+             q->state == GENERATION_CLOSING) &&
             now - q->asked_ns > SCHEDULER_ANSWER_S * CLOCK_S)
-            return err_set(err, -ETIMEDOUT, "kvstore did not answer %s of sequence %llu within %d s",
-                           q->state == GENERATION_OPENING ? "OPEN" : "CLOSE", (unsigned long long)q->id,
+            return err_set(err, -ETIMEDOUT, "%s did not answer %s of sequence %llu within %d s",
+                           q->state == GENERATION_ASKING ? "retriever" : "kvstore",
+                           q->state == GENERATION_CLOSING ? "CLOSE" : "OPEN", (unsigned long long)q->id,
                            SCHEDULER_ANSWER_S);
     }
     return 0;
@@ -246,24 +305,25 @@ static void admit(struct scheduler *s)
             continue;
         }
         struct msg msg;
-        generation_admit(q);
+        bool prefix = reads_features(s, q) && (q->ask.generate.flags & GENERATE_REUSE);
+        generation_admit(q, prefix ? GENERATION_ASKING : GENERATION_OPENING);
+        q->kept = 0;
         places--;
         if (q->sparse) {
-            generation_open_retriever(q, &msg);
+            generation_open_retriever(q, prefix, &msg);
             emit(s, SCHEDULER_TO_RETRIEVER, &msg);
         }
-        generation_open_store(q, s->options.head, &msg);
-        if (reads_features(s, q)) /* of cached positions there are none, so nothing may be cached */
-            msg.open.flags = 0;
-        emit(s, SCHEDULER_TO_STORE, &msg);
+        if (!prefix)
+            open_store(s, q);
     }
 }
 
-/* Row of the hidden states of the position before `first`, of its own for 0. Names it and what follows, up to
- * `count` tokens' worth, to the retriever. */
+/* Row of the hidden states of the position before `first`, of its own for the first token that is told. Names
+ * it and what follows, up to `count` tokens' worth, to the retriever. */
 static uint32_t name_rows(struct scheduler *s, const struct generation *q, uint32_t first, uint32_t count)
 {
-    uint32_t before = first ? first - 1 : 0, rows = count - (first == 0);
+    bool begins = first == q->cached;
+    uint32_t before = begins ? first : first - 1, rows = count - begins;
     CHECK(before >= q->feature_position && before + rows <= q->done);
     uint32_t row = q->feature_row + before - q->feature_position;
     export_named(s->export, row, rows);

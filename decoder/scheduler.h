@@ -12,7 +12,7 @@
 #include "proto/msg.h"
 
 #define SCHEDULER_REQUESTS_MAX 1024u /* queued and running; more are refused with -EBUSY */
-#define SCHEDULER_ANSWER_S     30    /* the longest wait for GRANT or CLOSED */
+#define SCHEDULER_ANSWER_S     30    /* the longest wait for a GRANT or CLOSED */
 
 enum scheduler_target { SCHEDULER_TO_CLIENT, SCHEDULER_TO_STORE, SCHEDULER_TO_RETRIEVER };
 
@@ -46,12 +46,12 @@ void scheduler_free(struct scheduler **scheduler);
 void scheduler_generate(struct scheduler *s, uint64_t id, struct msg *msg);
 void scheduler_cancel(struct scheduler *s, uint64_t id); /* unknown: nothing */
 
-/* GRANT, CLOSED and ERROR of the store, ERROR of the retriever. The message stays the caller's. */
+/* GRANT, CLOSED and ERROR of the store, GRANT and ERROR of the retriever. The message stays the caller's. */
 void scheduler_store(struct scheduler *s, const struct msg *msg);
 void scheduler_retriever(struct scheduler *s, const struct msg *msg);
 
 /* The retriever is there (again), or gone: then sparse sequences that live are lost, -EPIPE, and new ones are
- * refused. */
+ * refused; those whose OPEN it has not answered are as if they had not been opened. */
 int scheduler_retriever_ready(struct scheduler *s, int ready, struct err *err);
 
 /* Where hidden states go; borrowed, of the stepper too. Before the retriever is ready for the first time, and

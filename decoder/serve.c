@@ -278,9 +278,7 @@ static void look_ready(struct serve *s)
         log_info("GPU %s%s: %" PRIu64 " MiB in all", f.gpu.info.uuid, f.gpu.info.mps ? " under MPS" : "",
                  f.gpu.total_bytes >> 20);
     if (s->identity.features.layers)
-        log_info("hidden states of %u layers go to the retriever: prompts are computed whole, without cached "
-                 "prefixes",
-                 s->identity.features.layers);
+        log_info("hidden states of %u layers go to the retriever", s->identity.features.layers);
     set_state(s, "ready");
     sd_notify(0, "READY=1");
 }
@@ -514,7 +512,7 @@ static void retriever_message(void *arg, struct msg *msg)
     struct serve *s = arg;
     if (msg->kind == MSG_ERROR && msg->id == 0)
         fail(s, "retriever: %s", msg->error.text);
-    else if (msg->kind == MSG_ERROR)
+    else if (msg->kind == MSG_GRANT || msg->kind == MSG_ERROR)
         give_order(s, ORDER_RETRIEVER, 0, msg);
 }
 

@@ -351,11 +351,12 @@ static uint32_t find_prefix(const struct planner *p, const struct msg_open *o, u
 {
     if (!(o->flags & OPEN_REUSE))
         return 0;
+    uint32_t blocks = (o->tokens.count - 1) / BLOCK_TOKENS, most = o->reuse_max / BLOCK_TOKENS;
     struct prefix_query query = {.salt = o->salt,
                                  .made = o->made,
                                  .sparse = (o->flags & OPEN_REUSE_SPARSE) != 0,
                                  .tokens = o->tokens.at,
-                                 .blocks = (o->tokens.count - 1) / BLOCK_TOKENS};
+                                 .blocks = o->reuse_max && most < blocks ? most : blocks};
     return prefix_find(&p->prefix, &query, ret_blocks);
 }
 

@@ -66,7 +66,7 @@ static int start_retriever(struct supervise *s, const struct parts_plan *plan, u
     const struct run_options *o = plan->options;
     /* Nothing of it outlives it, and the store tidies up: so it may die at once with us. */
     struct supervise_part part = {.program = client_part_program(CLIENT_RETRIEVER), .die_with_parent = 1};
-    char text[3][NUMBER_BYTES];
+    char text[4][NUMBER_BYTES];
     supervise_arg(&part, "--log", log_level_name(o->log));
     supervise_arg(&part, "--model", o->model);
     supervise_arg(&part, "--head", plan->head);
@@ -75,6 +75,8 @@ static int start_retriever(struct supervise *s, const struct parts_plan *plan, u
     add_number(&part, "--threads", threads, text[0]);
     add_number(&part, "--context", o->context, text[1]);
     add_number(&part, "--sequences", plan->sequences, text[2]);
+    snprintf(text[3], NUMBER_BYTES, "%" PRIu64, o->prefix_memory);
+    supervise_arg(&part, "--prefix-memory", text[3]);
     return supervise_start(s, &part, err);
 }
 

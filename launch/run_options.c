@@ -87,6 +87,8 @@ static const struct option_entry table[] = {
      .text = "load every selection whole, at each step"},
     {.name = "no-prefix", .kind = OPTION_FLAG, AT(no_prefix), .group = MEMORY,
      .text = "do not start from KV of an equal beginning"},
+    {.name = "prefix-memory", .kind = OPTION_SIZE, AT(prefix_memory), .argument = "SIZE", .initial = "256M",
+     .group = MEMORY, .text = "with a head that reads hidden states: host memory for its keys of beginnings"},
     {.name = "offload-layers", .kind = OPTION_UINT, AT(offload_layers), .argument = "N", .initial = "0",
      .least = 0, .most = LIMIT_LAYERS, .group = MEMORY,
      .text = "offload at least the last N layers, whatever the device holds"},

@@ -33,6 +33,7 @@ struct run_options {
     uint64_t device_memory, host_memory; /* bytes; 0: the store's default */
     uint32_t slots, sequences;           /* 0: default */
     uint32_t offload_layers;
+    uint64_t prefix_memory;
     bool no_elastic, no_prefix, no_offload, poison;
     uint32_t activations; /* 0 f32, 1 q8 */
     uint32_t cores;       /* 0: all that are online */

@@ -37,7 +37,7 @@ struct answer {
 static const struct answer answers[] = {
     {ROLE_KVSTORE, MSG_GRANT},    {ROLE_KVSTORE, MSG_CLOSED},   {ROLE_KVSTORE, MSG_RESUMED},
     {ROLE_KVSTORE, MSG_PREFIXED}, {ROLE_KVSTORE, MSG_RESELECT}, {ROLE_DECODER, MSG_PROGRESS},
-    {ROLE_DECODER, MSG_TOKEN},    {ROLE_DECODER, MSG_DONE},
+    {ROLE_DECODER, MSG_TOKEN},    {ROLE_DECODER, MSG_DONE},     {ROLE_RETRIEVER, MSG_GRANT},
 };
 
 bool bus_answer_allowed(uint32_t role, uint32_t kind)

@@ -23,8 +23,8 @@
 #include "proto/layout.h"
 #include "proto/limits.h"
 
-#define MSG_VERSION     3u
-#define MSG_VERSION_MIN 3u
+#define MSG_VERSION     4u
+#define MSG_VERSION_MIN 4u
 
 enum msg_kind {
     MSG_HELLO = 1,   /* any -> server, first of a conversation */
@@ -36,8 +36,8 @@ enum msg_kind {
     MSG_REPORT = 7, /* answer to STATUS: JSON text */
     MSG_DRAIN = 8,  /* supervisor -> daemon: finish what runs, take nothing new, exit 0 */
 
-    MSG_OPEN = 16,    /* decoder -> store: a sequence begins */
-    MSG_GRANT = 17,   /* store -> decoder: its index, tokens that are cached */
+    MSG_OPEN = 16,    /* decoder -> store (and -> retriever): a sequence begins */
+    MSG_GRANT = 17,   /* store -> decoder: index, tokens that are cached; from a retriever: that have keys */
     MSG_CLOSE = 18,   /* decoder -> store (and -> retriever): it ended */
     MSG_CLOSED = 19,  /* store -> decoder: counters of its life */
     MSG_RESUME = 20,  /* decoder -> store: give me what you hold of sequence id */
@@ -92,28 +92,28 @@ struct msg_report {
 };
 
 enum open_flags {
-    OPEN_REUSE = 1,        /* may start from cached prefix blocks */
+    OPEN_REUSE = 1,        /* may start from cached prefix blocks; a retriever's: from keys that it kept */
     OPEN_REUSE_SPARSE = 2, /* ... also from sparse-made ones with the same `made` */
 };
 
 struct msg_open {
     uint64_t sequence; /* the decoder's id, unique in its epoch, != 0 */
-    uint32_t flags;    /* enum open_flags; OPEN to the retriever ignores all of this line and the next */
+    uint32_t flags;    /* enum open_flags; a retriever reads OPEN_REUSE alone, with it salt and tokens */
     uint64_t salt;     /* separates tenants' prefixes; 0 = the shared one */
     struct made made;  /* how KV after the prompt is made */
-    uint32_t capacity; /* positions: prompt + tokens to generate */
+    uint32_t capacity, reuse_max;   /* positions: of prompt and answer; to take from cached blocks, 0: any */
     uint32_t budget, sinks, window; /* budget: the most positions of a list; 0: dense only */
     /* What the length of a list follows, to the retriever; the store ignores it. PROTOCOL.md section 5. */
     uint32_t budget_base;   /* positions of a list that no mass makes longer or shorter; 0: the budget */
     float min_mass;         /* below it a list grows; 0: none does */
     float top_p;            /* a list ends where its mass reaches this; 0: none does */
-    struct msg_u32s tokens; /* the prompt; empty to the retriever */
+    struct msg_u32s tokens; /* the prompt; to a retriever with OPEN_REUSE only, else empty */
 };
 
 struct msg_grant {
     uint64_t sequence;
     uint32_t index;  /* into the tables */
-    uint32_t cached; /* positions [0, cached) are committed already; a multiple of BLOCK_TOKENS, < prompt */
+    uint32_t cached; /* positions [0, cached) are committed, or have keys; whole blocks, < prompt */
 };
 
 struct msg_close {

@@ -96,6 +96,7 @@ static const struct field made_fields[] = {
 static const struct field open_fields[] = {
     U64(msg_open, sequence, 1, UINT64_MAX),
     U32(msg_open, flags, 0, OPEN_REUSE | OPEN_REUSE_SPARSE),
+    U32(msg_open, reuse_max, POSITIONS),
     U64(msg_open, salt, ANY64),
     STRUCT(msg_open, made, made_fields),
     U32(msg_open, capacity, 1, LIMIT_CONTEXT),

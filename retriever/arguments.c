@@ -30,6 +30,8 @@ static const struct option_entry table[] = {
      .most = LIMIT_SEQUENCES, .text = "open at a time"},
     {.name = "pool", .kind = OPTION_CHOICE, AT(pool), .argument = "KIND", .initial = "head",
      .choices = "head|max|mean", .text = "of a group's query heads; head: as it recommends"},
+    {.name = "prefix-memory", .kind = OPTION_SIZE, AT(prefix_memory), .argument = "SIZE", .initial = "256M",
+     .text = "host memory for keys of prompts, with a head that reads the model's hidden states; 0: none"},
     {.name = "threads", .kind = OPTION_UINT, AT(threads), .argument = "N", .least = 1, .most = THREADS_MAX,
      .text = "threads that compute (default: all processors)"},
     DAEMON_OPTIONS(struct arguments),

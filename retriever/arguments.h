@@ -15,6 +15,7 @@ struct arguments {
     uint32_t pool;    /* 0: as the head recommends; else 1 + enum head_pool */
     uint32_t context; /* 0: the model's */
     uint32_t sequences;
+    uint64_t prefix_memory;
 };
 
 /* Fills defaults and what the arguments say (texts are borrowed). 0; 1: --help was asked for and printed;

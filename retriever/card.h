@@ -46,6 +46,13 @@ struct gpu *card_gpu(const struct card *card);
 /* For a head with features of the model: their rows, at an address of the card, until other ones are set. */
 void card_set_features(struct card *card, const void *rows, uint32_t count);
 
+/* Keys of BLOCK_TOKENS positions of the sequence at `place`, as keys_read_block and keys_write_block have
+ * them, and a row of the features, to host memory or from it. Queued: card_sync waits for them. */
+void card_read_block(struct card *card, uint32_t place, uint32_t position, uint8_t *to);
+void card_write_block(struct card *card, uint32_t place, uint32_t position, const uint8_t *from);
+void card_read_row(struct card *card, uint32_t row, uint8_t *to);
+void card_sync(struct card *card);
+
 /* Bytes on the card, by kind. */
 struct card_bytes {
     uint64_t context, weights, keys, workspace, libraries;

@@ -2,7 +2,9 @@
  * Rows are gathered by number, so they may lie in memory of the card or in host memory that it reaches. */
 #include "retriever/card_features.h"
 
+#include "base/alloc.h"
 #include "base/check.h"
+#include "base/dtype.h"
 
 uint64_t card_features_inputs(const struct head_config *h)
 {
@@ -37,7 +39,33 @@ int card_features_upload(struct card *c, struct compute *compute, const struct h
     return rc;
 }
 
-/* x [n][inputs] of the rows; a sequence's first token has none, and zeros stay zeros on their way. */
+void card_features_begin(struct card *c, const struct projection_part *part)
+{
+    if (!projection_begins(part))
+        return;
+    c->features.first[part->place].position = part->keys->count;
+    c->features.first[part->place].row = part->before;
+}
+
+/* A row of the host into one of x, waited for: once in a sequence's life. Zeros stay zeros on their way. */
+static void put_first(struct card *c, void *to, const uint16_t *row)
+{
+    const struct card_features *f = &c->features;
+    size_t element = f->input_norm ? sizeof(float) : sizeof *row;
+    if (!row) {
+        card_must(c, c->api->fill(to, 0, f->inputs * element, c->stream), "features");
+        return;
+    }
+    float *wide = f->input_norm ? mem_alloc(f->inputs, sizeof *wide) : NULL;
+    for (uint64_t i = 0; wide && i < f->inputs; i++)
+        wide[i] = dtype_bf16_to_f32(row[i]);
+    card_must(c, c->api->copy(to, wide ? (const void *)wide : row, f->inputs * element, c->stream),
+              "features");
+    card_must(c, c->api->stream_sync(c->stream), "features");
+    mem_free(&wide);
+}
+
+/* x [n][inputs] of the rows. */
 static void gather(struct card *c, const struct card_features_tokens *t)
 {
     struct card_features *f = &c->features;
@@ -53,10 +81,8 @@ static void gather(struct card *c, const struct card_features_tokens *t)
     CHECK(f->rows); /* the selector has seen to it */
     card_must(c, c->api->embed(&embed, c->stream), "features");
     for (uint32_t i = 0; i < t->n; i++)
-        if (t->host_positions[i] == 0)
-            card_must(
-                c, c->api->fill((uint8_t *)to + i * f->inputs * element, 0, f->inputs * element, c->stream),
-                "features");
+        if (t->host_positions[i] == f->first[t->host_places[i]].position)
+            put_first(c, (uint8_t *)to + i * f->inputs * element, f->first[t->host_places[i]].row);
     struct cuda_rmsnorm norm = {.out = f->x,
                                 .out_type = DTYPE_BF16,
                                 .x = f->wide,
@@ -106,6 +132,50 @@ void card_features_prepare(struct card *c, uint32_t n)
     card_must(c, c->api->matmul_prepare(c->gpu, &shape, NULL), "features");
     shape.rows = h->kv_heads * h->head_dim;
     card_must(c, c->api->matmul_prepare(c->gpu, &shape, NULL), "features");
+}
+
+/* ---- blocks of keys that are kept on the host ---- */
+
+/* Of one list, on the card. */
+static uint8_t *block_at(const struct card *c, uint32_t place, uint32_t position, uint32_t group,
+                         uint32_t head)
+{
+    uint64_t at = (uint64_t)head * c->context + position;
+    return c->keys + group * c->sizes.group_bytes + place * c->sizes.row_bytes +
+           at * c->config->head_dim * sizeof(uint16_t);
+}
+
+static size_t block_bytes(const struct card *c)
+{
+    return (size_t)BLOCK_TOKENS * c->config->head_dim * sizeof(uint16_t);
+}
+
+void card_read_block(struct card *c, uint32_t place, uint32_t position, uint8_t *to)
+{
+    for (uint32_t g = 0; g < c->config->groups; g++)
+        for (uint32_t h = 0; h < c->config->kv_heads; h++, to += block_bytes(c))
+            card_must(c, c->api->copy(to, block_at(c, place, position, g, h), block_bytes(c), c->stream),
+                      "kept keys");
+}
+
+void card_write_block(struct card *c, uint32_t place, uint32_t position, const uint8_t *from)
+{
+    for (uint32_t g = 0; g < c->config->groups; g++)
+        for (uint32_t h = 0; h < c->config->kv_heads; h++, from += block_bytes(c))
+            card_must(c, c->api->copy(block_at(c, place, position, g, h), from, block_bytes(c), c->stream),
+                      "kept keys");
+}
+
+void card_read_row(struct card *c, uint32_t row, uint8_t *to)
+{
+    size_t bytes = c->features.inputs * sizeof(uint16_t);
+    card_must(c, c->api->copy(to, (const uint8_t *)c->features.rows + row * bytes, bytes, c->stream),
+              "kept keys");
+}
+
+void card_sync(struct card *c)
+{
+    card_must(c, c->api->stream_sync(c->stream), "kept keys");
 }
 
 /* A graph keeps the address of the rows. */

@@ -17,10 +17,13 @@ void card_features_prepare(struct card *card, uint32_t n);
 void card_drop_graphs(struct card *card);
 
 struct card_features_tokens {
-    const uint32_t *rows;           /* device, [n]: of the position before each token */
-    const uint32_t *host_positions; /* [n] */
-    uint32_t n;                     /* at most CARD_TILE */
+    const uint32_t *rows;                         /* device, [n]: of the position before each token */
+    const uint32_t *host_positions, *host_places; /* [n] */
+    uint32_t n;                                   /* at most CARD_TILE */
 };
+
+/* Notes which token of the sequence has its row elsewhere, before its part is put into a call. */
+void card_features_begin(struct card *card, const struct projection_part *part);
 
 /* Queues features.normed [n][hidden] of the tokens; nothing for a head without features. */
 void card_features_run(struct card *card, const struct card_features_tokens *tokens);

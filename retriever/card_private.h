@@ -79,6 +79,10 @@ struct card_features {
     float *wide;      /* [tile][inputs], with an input norm */
     void *x, *normed; /* bf16 [tile][inputs], [tile][hidden] */
     float *g;         /* [tile][hidden] */
+    struct {          /* of each sequence, by place: the token whose row is none of those; host memory */
+        uint32_t position;
+        const void *row; /* bf16 [inputs], until the next card_project; NULL: zeros */
+    } first[LIMIT_SEQUENCES];
 };
 
 struct card {

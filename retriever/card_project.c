@@ -147,8 +147,8 @@ static void append_tile(struct card *c, uint32_t first, uint32_t n)
                             .positions = c->tokens->position + first,
                             .id_count = sizeof c->tokens->id / sizeof *c->tokens->id,
                             .n = n};
-    const struct card_features_tokens features = {c->tokens->feature + first,
-                                                  c->host_tokens->position + first, n};
+    const struct card_features_tokens features = {
+        c->tokens->feature + first, c->host_tokens->position + first, c->host_tokens->place + first, n};
     make_angles(c, &b);
     card_features_run(c, &features);
     for (uint32_t g = 0; g < c->config->groups; g++) {
@@ -169,8 +169,8 @@ static void make_queries(struct card *c, bool keys)
         return;
     card_must(c, c->api->copy(c->queries, c->host_queries, sizeof *c->queries, c->stream), "copy");
     make_angles(c, &b);
-    card_features_run(
-        c, &(struct card_features_tokens){c->queries->feature, c->host_queries->position, c->query_count});
+    card_features_run(c, &(struct card_features_tokens){c->queries->feature, c->host_queries->position,
+                                                        c->host_queries->place, c->query_count});
     for (uint32_t g = 0; g < c->config->groups; g++) {
         mix(c, g, &b);
         if (keys)
@@ -237,12 +237,13 @@ static void put_query(struct card *c, const struct projection_part *part)
 void card_project(struct card *c, const struct projection_part *parts, uint32_t part_count)
 {
     uint32_t n = 0;
-    bool begins = false;                                /* a sequence, in whose place no features stand */
-    CHECK(part_count <= LIMIT_SEQUENCES);               /* stretches of ids that fit */
+    bool begins = false;                  /* a part, whose first token's features stand elsewhere */
+    CHECK(part_count <= LIMIT_SEQUENCES); /* stretches of ids that fit */
     card_must(c, c->api->check(c->gpu, NULL), "state"); /* makes the device this thread's, too */
     c->query_count = 0;
     for (uint32_t p = 0; p < part_count; p++) {
-        begins |= parts[p].keys->count == 0;
+        begins |= projection_begins(&parts[p]);
+        card_features_begin(c, &parts[p]);
         n = put_tokens(c, &parts[p], n);
         if (parts[p].query)
             put_query(c, &parts[p]);

@@ -60,6 +60,7 @@ static int make_selector(struct retriever *d, struct err *err)
                                  .context = context < LIMIT_CONTEXT ? context : LIMIT_CONTEXT,
                                  .sequences = d->options.sequences,
                                  .threads = d->options.threads,
+                                 .kept_bytes = d->options.prefix_memory,
                                  .isa = COMPUTE_ISA_AUTO};
     int rc = selector_create(&o, &d->selector, err);
     if (rc < 0)

@@ -197,6 +197,13 @@ static void on_message(void *arg, struct bus_peer *peer, struct msg *msg)
     }
 }
 
+static void send_grant(struct endpoint *s, const struct worker_answer *answer)
+{
+    struct msg msg = {.kind = MSG_GRANT, .id = answer->id, .grant = answer->grant};
+    if (answer->decoder == s->decoder_number && s->decoder && bus_reply(s->server, s->decoder, &msg) < 0)
+        log_warn("grant not delivered: id=%" PRIu64, answer->id);
+}
+
 static void send_refusals(struct endpoint *s, const struct worker_answer *answer)
 {
     const struct selector_result *r = &answer->result;
@@ -279,6 +286,8 @@ static void take_answer(struct endpoint *s, struct worker_answer *answer)
 {
     if (answer->features)
         answer_features(s, answer);
+    else if (answer->granted)
+        send_grant(s, answer);
     else
         send_refusals(s, answer);
     if (answer->decoder != s->decoder_number || answer->result.entry_count == 0) {
@@ -378,6 +387,17 @@ static void put_gpu(json_t *root, const struct gpu_info *info, const struct sele
     figures_count(o, "total_bytes", b->context + b->weights + b->keys + b->workspace + b->libraries);
 }
 
+/* Of a head that reads hidden states of the model. */
+static void put_kept(json_t *o, const struct selector_stats *t)
+{
+    figures_count(o, "feature_rows", t->feature_rows);
+    figures_count(o, "kept_tokens", t->kept.blocks * BLOCK_TOKENS);
+    figures_count(o, "kept_bytes", t->kept.bytes);
+    figures_count(o, "kept_bytes_max", t->kept.bytes_max);
+    figures_count(o, "kept_evicted", t->kept.evicted);
+    figures_count(o, "kept_reused_tokens", t->kept_tokens);
+}
+
 static char *on_status(void *arg)
 {
     struct endpoint *s = arg;
@@ -397,7 +417,7 @@ static char *on_status(void *arg)
     figures_count(o, "refused", t.refused);
     figures_count(o, "positions_sent", t.positions_sent);
     if (s->intake)
-        figures_count(o, "feature_rows", t.feature_rows);
+        put_kept(o, &t);
     figures_count(o, "topk_waiting", s->pending_count);
     figures_count(o, "topk_dropped", s->dropped_topk);
     figures_count(o, "tasks_refused", s->refused_tasks);

@@ -57,6 +57,35 @@ struct key_view keys_view(const struct keys *keys, uint32_t group, uint32_t coun
                              .count = count};
 }
 
+_Static_assert(KEYS_CHUNK_TOKENS % BLOCK_TOKENS == 0, "a block lies in one chunk");
+
+/* Of one group and head. */
+static size_t part_bytes(const struct keys *keys)
+{
+    return (size_t)BLOCK_TOKENS * keys->head_dim * sizeof(uint16_t);
+}
+
+static uint8_t *part_at(const struct keys *keys, uint32_t position, uint32_t group, uint32_t head)
+{
+    uint32_t chunk = position / KEYS_CHUNK_TOKENS, at = position % KEYS_CHUNK_TOKENS;
+    CHECK(chunk < keys->chunks && at % BLOCK_TOKENS == 0);
+    return (uint8_t *)(keys->chunk[group][chunk] + ((size_t)head * KEYS_CHUNK_TOKENS + at) * keys->head_dim);
+}
+
+void keys_read_block(const struct keys *keys, uint32_t position, uint8_t *to)
+{
+    for (uint32_t g = 0; g < keys->groups; g++)
+        for (uint32_t h = 0; h < keys->kv_heads; h++, to += part_bytes(keys))
+            memcpy(to, part_at(keys, position, g, h), part_bytes(keys));
+}
+
+void keys_write_block(struct keys *keys, uint32_t position, const uint8_t *from)
+{
+    for (uint32_t g = 0; g < keys->groups; g++)
+        for (uint32_t h = 0; h < keys->kv_heads; h++, from += part_bytes(keys))
+            memcpy(part_at(keys, position, g, h), from, part_bytes(keys));
+}
+
 uint64_t keys_bytes(const struct keys *keys)
 {
     return (uint64_t)keys->groups * keys->chunks * chunk_elements(keys) * sizeof(uint16_t);

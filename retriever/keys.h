@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "compute/compute.h"
+#include "proto/layout.h"
 
 #define KEYS_CHUNK_TOKENS 256u
 #define KEYS_TAIL         64u /* HEAD_TAPS_MAX */
@@ -29,6 +30,11 @@ void keys_advance(struct keys *keys, const uint32_t *tokens, uint32_t count);
 
 /* What the operators want, of `count` keys; count <= reserved. Void after the next keys_reserve. */
 struct key_view keys_view(const struct keys *keys, uint32_t group, uint32_t count);
+
+/* Keys of BLOCK_TOKENS positions from `position` on, a multiple of it: [group][kv_head][BLOCK_TOKENS]
+ * [head_dim]. To be written they must have been reserved; keys_advance counts them. */
+void keys_read_block(const struct keys *keys, uint32_t position, uint8_t *to);
+void keys_write_block(struct keys *keys, uint32_t position, const uint8_t *from);
 
 uint64_t keys_bytes(const struct keys *keys);
 

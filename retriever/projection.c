@@ -143,8 +143,8 @@ static struct target_row row_of(const struct projection *f, const struct project
 {
     size_t bytes =
         dtype_row_bytes(part->features_type, f->config->feature_layer_count * f->config->feature_hidden);
-    if (part->keys->count == 0 && i == 0)
-        return (struct target_row){NULL, part->features_type};
+    if (projection_begins(part) && i == 0)
+        return (struct target_row){part->before, part->features_type};
     CHECK(part->features);
     return (struct target_row){(const uint8_t *)part->features + projection_feature(part, i) * bytes,
                                part->features_type};

@@ -44,17 +44,24 @@ struct projection_part {
     uint32_t place; /* of the sequence, on a GPU: card.h */
     bool query;     /* a query of the last token is wanted */
     /* For a head with features of the model (target.h), rows that follow one another, of the position before
-     * each token; none for a sequence's first token: `features` is the row of the first token that has one,
-     * F32 or BF16. On a GPU `feature_row` is its number instead (card.h). */
-    const void *features;
+     * each token: `features` is the first of them, F32 or BF16. On a GPU `feature_row` is its number instead
+     * (card.h). A part that begins a sequence, or goes on behind keys that were kept, has none of them for
+     * its first token: that one's is `before`, in host memory; none at position 0. */
+    const void *features, *before;
     enum dtype features_type;
     uint32_t feature_row;
 };
 
-/* Which of the part's rows is of the position before token i; for a sequence's first token any. */
+/* Before the keys of the part are counted. */
+static inline bool projection_begins(const struct projection_part *part)
+{
+    return part->keys->count == 0 || part->before;
+}
+
+/* Which of the part's rows is of the position before token i; of a first token without one, any. */
 static inline uint32_t projection_feature(const struct projection_part *part, uint32_t i)
 {
-    return i && part->keys->count == 0 ? i - 1 : i;
+    return i && projection_begins(part) ? i - 1 : i;
 }
 
 /* Appends the keys of all parts; computes the queries that they want, numbered in their order. A token's key

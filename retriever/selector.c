@@ -14,63 +14,11 @@
 #include "base/clock.h"
 #include "base/pool.h"
 #include "base/trace.h"
-#include "retriever/projection.h"
-#include "retriever/keys.h"
-#include "retriever/positions.h"
-#include "retriever/rank.h"
-#include "retriever/rows.h"
+#include "retriever/selector_private.h"
 
 /* Bytes that a message has left for positions when its other parts are largest. */
 enum { SET_BYTES_MAX = LIMIT_MESSAGE_BYTES - (4 << 20) };
 enum { COPY_ALONE = 64 << 10 }; /* positions that are copied before another thread would have woken up */
-
-struct sequence {
-    uint64_t id; /* 0: the place is free */
-    uint32_t capacity, budget, sinks, window;
-    struct reach_rule rule; /* with budget 0: none */
-    struct keys keys;
-    uint64_t call; /* the last selector_step that named it */
-    bool has_set;  /* `sent` and `entry` hold the last set */
-    bool whole;    /* the next one is to be sent whole */
-    struct msg_topk_entry entry;
-    bool on_card;                      /* its sets are kept there: */
-    bool second;                       /* the last one sent is the second of the two; else in */
-    struct positions *sent, *next;     /* [groups * heads]: last set sent, and the one in the making */
-    struct positions *added, *removed; /* [groups * heads] */
-};
-
-/* An entry of the step in work. */
-struct work {
-    struct sequence *sequence;
-    const struct msg_step_entry *entry;
-    bool differs;         /* answered by a difference */
-    const uint32_t *from; /* on the card's side: its positions, until they are copied to `at` of the result */
-    size_t at, count;
-};
-
-struct selector {
-    struct selector_options options;
-    const struct head_config *head;
-    uint32_t lists; /* groups * heads */
-    struct compute *compute;
-    struct projection *projection; /* on the CPU these two, */
-    struct rank *rank;
-    struct card *card;          /* on a GPU this */
-    struct rows *rows;          /* features of the decoder that is attached; NULL: none came */
-    struct sequence *sequences; /* [options.sequences] */
-    uint64_t call;
-    struct selector_stats stats;
-    struct projection_part parts[LIMIT_SEQUENCES];
-    struct work work[LIMIT_SEQUENCES]; /* entries that want a selection */
-    uint32_t work_count, taken;        /* and those that are in the result but for their positions, */
-    uint32_t landed;                   /* and with them */
-    uint32_t how[LIMIT_SEQUENCES];     /* as struct card_sink says */
-    struct selector_result *result;
-    selector_part part;
-    void *part_arg;
-    struct rank_item *items;    /* [LIMIT_SEQUENCES * groups] */
-    struct reach_result *found; /* [LIMIT_SEQUENCES * lists] */
-};
 
 _Static_assert(LIMIT_GROUPS == HEAD_GROUPS_MAX, "a head has as many groups as a layout");
 
@@ -151,6 +99,7 @@ static void close_sequence(struct selector *s, struct sequence *q)
     s->stats.key_bytes -= key_bytes(s, &q->keys);
     s->stats.sequences--;
     keys_free(&q->keys);
+    kept_close(&q->chain);
     free_lists(s, &q->sent);
     free_lists(s, &q->next);
     free_lists(s, &q->added);
@@ -172,6 +121,7 @@ void selector_free(struct selector **selector)
         return;
     selector_close_all(s);
     selector_drop_features(s);
+    kept_free(&s->kept);
     card_free(&s->card);
     rank_free(&s->rank);
     projection_free(&s->projection);
@@ -180,32 +130,6 @@ void selector_free(struct selector **selector)
     mem_free(&s->items);
     mem_free(&s->found);
     mem_free(selector);
-}
-
-bool selector_reads_features(const struct selector *s)
-{
-    return s->head->features == HEAD_FEATURES_TARGET;
-}
-
-int selector_take_features(struct selector *s, int fd, const struct selector_peers *peers, struct err *err)
-{
-    struct rows_wanted wanted = {.decoder_epoch = peers->decoder_epoch,
-                                 .retriever_epoch = peers->retriever_epoch,
-                                 .head = s->head,
-                                 .api = s->card ? card_api(s->card) : NULL,
-                                 .gpu = s->card ? card_gpu(s->card) : NULL};
-    selector_drop_features(s);
-    int rc = rows_open(fd, &wanted, &s->rows, err);
-    if (rc == 0 && s->card)
-        card_set_features(s->card, rows_at(s->rows), rows_count(s->rows));
-    return rc;
-}
-
-void selector_drop_features(struct selector *s)
-{
-    if (s->card)
-        card_set_features(s->card, NULL, 0);
-    rows_close(&s->rows);
 }
 
 const struct model_rope *selector_rope(const struct selector *s)
@@ -313,6 +237,7 @@ int selector_open(struct selector *s, const struct msg_open *open, struct err *e
                                     .top_p = open->top_p}};
     q->on_card = s->card && !card_picks_by_mass(&q->rule);
     keys_init(&q->keys, s->head->groups, s->head->kv_heads, s->head->head_dim);
+    selector_open_kept(s, q, open);
     q->sent = mem_alloc(s->lists, sizeof *q->sent);
     q->next = mem_alloc(s->lists, sizeof *q->next);
     q->added = mem_alloc(s->lists, sizeof *q->added);
@@ -349,69 +274,47 @@ static void refuse(struct selector *s, struct selector_result *r, uint64_t seque
     s->stats.refused++;
 }
 
-static int check_entry(const struct selector *s, const struct msg_step_entry *e, const uint32_t *tokens,
-                       struct err *err)
+/* A sequence that takes keys which were kept begins behind as many as the decoder finds cached, too. */
+static bool is_next(const struct sequence *q, uint32_t position)
 {
-    const struct sequence *q = find(s, e->sequence);
+    return q->begun ? position == q->keys.count
+                    : position % BLOCK_TOKENS == 0 && position / BLOCK_TOKENS <= q->chain.blocks;
+}
+
+/* `q`: the sequence that it names; NULL: there is none. */
+static int check_entry(const struct selector *s, const struct sequence *q, const struct msg_step_entry *e,
+                       const uint32_t *tokens, struct err *err)
+{
     if (!q)
         return err_set(err, -ENOENT, "sequence %" PRIu64 ": found no OPEN of it, expected one", e->sequence);
     if (q->call == s->call)
         return err_set(err, -EINVAL, "sequence %" PRIu64 ": found it twice in a step, expected once", q->id);
-    if (e->position != q->keys.count)
+    if (!is_next(q, e->position))
         return err_set(err, -EINVAL,
                        "sequence %" PRIu64 ": position: found %" PRIu32 ", expected the next, %" PRIu32,
                        q->id, e->position, q->keys.count);
-    if (e->count == 0 || e->count > q->capacity - q->keys.count)
+    if (e->count == 0 || e->position > q->capacity || e->count > q->capacity - e->position)
         return err_set(err, -E2BIG,
                        "sequence %" PRIu64 ": count: found %" PRIu32 " tokens from position %" PRIu32
                        ", expected 1 to %" PRIu32,
-                       q->id, e->count, e->position, q->capacity - q->keys.count);
+                       q->id, e->count, e->position,
+                       q->capacity > e->position ? q->capacity - e->position : 0);
     for (uint32_t i = 0; i < e->count; i++)
         if (tokens[i] >= s->head->vocab)
             return err_set(err, -EINVAL,
                            "sequence %" PRIu64 ": token at position %" PRIu32 ": found %" PRIu32
                            ", expected less than the vocabulary of %" PRIu32,
                            q->id, e->position + i, tokens[i], s->head->vocab);
+    for (uint32_t i = 0; i < e->count && e->position + i < q->chain.count; i++)
+        if (tokens[i] != q->chain.tokens[e->position + i])
+            return err_set(err, -EINVAL,
+                           "sequence %" PRIu64 ": token at position %" PRIu32 ": found %" PRIu32
+                           ", expected the prompt's, %" PRIu32,
+                           q->id, e->position + i, tokens[i], q->chain.tokens[e->position + i]);
     if ((e->flags & STEP_ENTRY_SELECT) && q->budget == 0)
         return err_set(err, -EINVAL,
                        "sequence %" PRIu64 ": found a selection asked for, expected none at budget 0", q->id);
     return 0;
-}
-
-/* Rows that the entry names, where the head reads any. */
-static int check_features(const struct selector *s, const struct msg_step *msg, uint32_t i, struct err *err)
-{
-    const struct msg_step_entry *e = &msg->entries[i];
-    uint32_t needed = e->count - (e->position == 0);
-    if (!selector_reads_features(s))
-        return 0;
-    if (!s->rows || msg->features.count != msg->entry_count)
-        return err_set(err, -ENOTCONN,
-                       "sequence %" PRIu64
-                       ": found %s, expected hidden states of the model, which the head reads",
-                       e->sequence, s->rows ? "no rows" : "no feature segment");
-    uint32_t first = msg->features.at[i], rows = rows_count(s->rows);
-    if (needed && (first >= rows || needed > rows - first))
-        return err_set(err, -EINVAL,
-                       "sequence %" PRIu64 ": features: found %" PRIu32 " rows from %" PRIu32
-                       " on, expected at most %" PRIu32 " rows in all",
-                       e->sequence, needed, first, rows);
-    return 0;
-}
-
-/* Where the part's rows are; they were checked. */
-static void aim_features(const struct selector *s, uint32_t row, struct projection_part *part)
-{
-    if (!s->rows || row >= rows_count(s->rows))
-        return; /* or it needs none */
-    part->feature_row = row;
-    part->features_type = rows_type(s->rows);
-    part->features = rows_at(s->rows) + row * rows_row_bytes(s->rows);
-}
-
-static uint32_t place_of(const struct selector *s, const struct sequence *q)
-{
-    return (uint32_t)(q - s->sequences);
 }
 
 /* Entries that fit become parts; those that want a selection also work. Returns the number of parts. */
@@ -425,10 +328,10 @@ static uint32_t plan(struct selector *s, const struct msg_step *msg, struct sele
     for (uint32_t i = 0; i < msg->entry_count; i++) {
         const struct msg_step_entry *e = &msg->entries[i];
         struct err err = {0};
-        if (check_entry(s, e, tokens, &err) < 0 || check_features(s, msg, i, &err) < 0) {
+        struct sequence *q = find(s, e->sequence);
+        if (check_entry(s, q, e, tokens, &err) < 0 || selector_check_features(s, q, msg, i, &err) < 0) {
             refuse(s, result, e->sequence, &err);
         } else {
-            struct sequence *q = find(s, e->sequence);
             bool query = e->flags & STEP_ENTRY_SELECT;
             q->call = s->call;
             s->stats.key_bytes -= key_bytes(s, &q->keys);
@@ -436,9 +339,11 @@ static uint32_t plan(struct selector *s, const struct msg_step *msg, struct sele
                                                          .tokens = tokens,
                                                          .count = e->count,
                                                          .query = query,
-                                                         .place = place_of(s, q)};
+                                                         .place = selector_place(s, q)};
             if (msg->features.count)
-                aim_features(s, msg->features.at[i], &s->parts[parts - 1]);
+                selector_aim_features(s, msg->features.at[i], &s->parts[parts - 1]);
+            if (!q->begun)
+                selector_begin_kept(s, q, e->position, &s->parts[parts - 1]);
             if (query)
                 s->work[s->work_count++] =
                     (struct work){.sequence = q, .entry = e, .differs = q->has_set && !q->whole};
@@ -638,6 +543,7 @@ void selector_step(struct selector *s, uint32_t step, const struct msg_step *msg
     for (uint32_t i = 0; i < s->work_count && !s->card; i++)
         finish(s, i, NULL);
     trace(TRACE_ANSWERED, step);
+    selector_keep(s, parts);
     if (s->rows && msg->features.count)
         rows_read(s->rows, msg->reading);
     count_step(s, appended - begin, clock_now_ns() - ranked, &times);
@@ -648,7 +554,7 @@ static void repeat_from_card(struct selector *s, const struct sequence *q, struc
     uint32_t *listed = mem_alloc(s->lists, sizeof *listed), *counts = mem_alloc(2 * s->lists, sizeof *counts);
     uint32_t span = q->entry.limit - q->sinks, picks = q->rule.k < span ? q->rule.k : span;
     selector_result_reserve(r, 1, 2 * s->lists, (size_t)picks * s->lists);
-    uint64_t all = card_read_set(s->card, place_of(s, q), q->second, listed, r->positions);
+    uint64_t all = card_read_set(s->card, selector_place(s, q), q->second, listed, r->positions);
     for (uint32_t l = 0; l < s->lists; l++)
         counts[2 * l] = listed[l];
     selector_result_begin_entry(r, &q->entry, counts, all);
@@ -679,6 +585,7 @@ void selector_stats(const struct selector *s, struct selector_stats *ret_stats)
 {
     *ret_stats = s->stats;
     ret_stats->feature_rows = s->rows ? rows_count(s->rows) : 0;
+    kept_stats(s->kept, &ret_stats->kept);
     if (!s->card)
         return;
     ret_stats->gpu = card_bytes(s->card);

@@ -13,6 +13,7 @@
 #include "model/model.h"
 #include "proto/msg.h"
 #include "retriever/card.h"
+#include "retriever/kept.h"
 #include "retriever/selector_result.h"
 
 struct selector;
@@ -27,6 +28,7 @@ struct selector_options {
     int threads;
     enum compute_isa isa;
     uint64_t work_bytes; /* on a GPU: scores and weights that are made at a time; 0: MEMORY_GPU_WORK */
+    uint64_t kept_bytes; /* for keys of prompts of a head with features of the model (kept.h); 0: none */
 };
 
 int selector_create(const struct selector_options *options, struct selector **ret_selector, struct err *err);
@@ -54,9 +56,15 @@ int selector_take_features(struct selector *selector, int fd, const struct selec
                            struct err *err);
 void selector_drop_features(struct selector *selector);
 
-/* Opens a sequence (its salt, flags, made and tokens are not read). -EEXIST, -ENOSPC, -E2BIG (capacity
- * past the context, or sets that no message could carry), -EINVAL with the numbers in err. */
+/* Opens a sequence (its made is not read; its salt, flags and tokens with features of the model only).
+ * -EEXIST, -ENOSPC, -E2BIG (capacity past the context, or sets that no message could carry), -EINVAL with the
+ * numbers in err. */
 int selector_open(struct selector *selector, const struct msg_open *open, struct err *err);
+
+/* Positions that a sequence has keys of before its first step, which begins at any multiple of BLOCK_TOKENS
+ * up to them. 0 for an unknown one. */
+uint32_t selector_kept(const struct selector *selector, uint64_t sequence);
+
 int selector_close(struct selector *selector, uint64_t sequence); /* 0 or -ENOENT */
 void selector_close_all(struct selector *selector);
 
@@ -88,6 +96,8 @@ struct selector_stats {
     uint64_t grown, fallbacks;                   /* of the selections: TOPK_ENTRY_GROWN, TOPK_ENTRY_SHORT */
     uint64_t positions_sent;
     uint32_t feature_rows; /* of the segment; 0: none */
+    struct kept_stats kept;
+    uint64_t kept_tokens; /* whose keys were taken from those kept, since the start */
     struct selector_times {
         int64_t append_ns, score_ns, topk_ns, encode_ns;
     } sum, last;           /* over all steps; of the last one */

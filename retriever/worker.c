@@ -59,7 +59,7 @@ static struct worker_answer *spare_answer(struct worker *w)
     if (!w->answer)
         w->answer = mem_alloc(1, sizeof *w->answer);
     w->answer->err.code = 0;
-    w->answer->features = false;
+    w->answer->features = w->answer->granted = false;
     w->answer->result.entry_count = w->answer->result.refusal_count = 0;
     return w->answer;
 }
@@ -70,7 +70,12 @@ static int take_message(struct worker *w, const struct msg *msg, struct worker_a
     int rc = 0;
     switch (msg->kind) {
     case MSG_OPEN:
-        return selector_open(w->selector, &msg->open, &answer->err) < 0;
+        if (selector_open(w->selector, &msg->open, &answer->err) < 0)
+            return 1;
+        answer->granted = msg->open.flags & OPEN_REUSE;
+        answer->grant = (struct msg_grant){.sequence = msg->open.sequence,
+                                           .cached = selector_kept(w->selector, msg->open.sequence)};
+        return answer->granted;
     case MSG_CLOSE:
         selector_close(w->selector, msg->close.sequence); /* one that is not open needs no closing */
         return 0;

@@ -28,8 +28,10 @@ struct worker_task {
 
 struct worker_answer {
     uint64_t decoder;
-    uint64_t id;    /* of the message that it answers */
-    bool features;  /* it answers WORKER_FEATURES */
+    uint64_t id;   /* of the message that it answers */
+    bool features; /* it answers WORKER_FEATURES */
+    bool granted;  /* it answers an OPEN that asks for keys that are kept: */
+    struct msg_grant grant;
     struct err err; /* code != 0: the whole message, or the segment, was refused */
     struct selector_result result;
 };

@@ -128,6 +128,7 @@ static void make_open(struct message_maker *m, struct msg_open *open)
 {
     open->sequence = any64(m);
     open->flags = upto(m, OPEN_REUSE | OPEN_REUSE_SPARSE);
+    open->reuse_max = upto(m, LIMIT_CONTEXT);
     open->salt = any64(m);
     open->made = any_made(m);
     open->capacity = between(m, MESSAGE_WORDS_MAX, LIMIT_CONTEXT);

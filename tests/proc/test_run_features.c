@@ -169,26 +169,86 @@ static void test_retriever_elsewhere(void **state)
     assert_true(mass[0] > 0 && mass[0] < 1);
 }
 
-/* Two prompts of one long beginning, one after the other: nothing of the first is used for the second. */
-static void test_no_prefix(void **state)
+/* Prompts of one long beginning, in a file: each goes on in its own way behind it. */
+static const char *beginnings(uint32_t count)
+{
+    static char path[PATH_MAX + 64];
+    char text[16000] = "";
+    snprintf(path, sizeof path, "%s", runcase_path("prompts.jsonl"));
+    for (uint32_t i = 0; i < count; i++)
+        snprintf(
+            text + strlen(text), sizeof text - strlen(text),
+            "\"The sea was calm and the wind was light, and nobody on the ship thought of what was to come. "
+            "The captain stood at the rail and looked to the west, where the sky was red, and he said to the "
+            "mate that they would be home before the week was out. The mate said nothing. He had sailed "
+            "these "
+            "waters for thirty years, and he knew that a red sky in the west may mean one thing to a farmer "
+            "and another to a sailor. So he went below, where the lamp swung from its beam and the cook was "
+            "at his pots, and sat down on a barrel to think it over. Story number %u.\"\n",
+            100 + i);
+    temp_write(path, text);
+    return path;
+}
+
+static int cached(const struct runcase *c, uint32_t sequence)
+{
+    return (int)runcase_number(json_array_get(runcase_field(c->report, "sequences"), sequence),
+                               "cached_tokens");
+}
+
+static void expect_same_sequences(const struct runcase *a, const struct runcase *b, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        const json_t *x = json_array_get(runcase_field(a->report, "sequences"), i),
+                     *y = json_array_get(runcase_field(b->report, "sequences"), i);
+        runcase_expect_equal(x, y, "tokens");
+    }
+}
+
+/* A prompt whose beginning was there before takes the store's KV and the retriever's keys of it, and gets the
+ * same answer as without; no more of it than both have. */
+static void prefix(const char *mode, const char *device)
+{
+    const char *path = imported(), *prompts = beginnings(3);
+    struct runcase used, unused, some;
+#define COMMON                                                                                          \
+    "--prompts", prompts, "-H", path, "-n", "12", "--ignore-eos", "--sequences", "1", "-c", "1024",     \
+        "--budget", "96", "--window", "16", "--selection", mode, "--device", device, "--device-memory", \
+        "64M"
+    RUNCASE_RUN(&used, COMMON);
+    RUNCASE_RUN(&unused, COMMON, "--no-prefix");
+    RUNCASE_RUN(&some, COMMON, "--prefix-memory", "40K"); /* one block: 3 heads of 64 and a row */
+#undef COMMON
+    for (uint32_t i = 0; i < 3; i++)
+        assert_int_equal(cached(&unused, i), 0);
+    assert_int_equal(cached(&used, 0), 0);
+    assert_true(cached(&used, 1) >= 128);
+    assert_int_equal(cached(&used, 2), cached(&used, 1));
+    assert_int_equal(cached(&some, 1), 64);
+    assert_int_equal(cached(&some, 2), 64);
+    expect_same_sequences(&used, &unused, 3);
+    expect_same_sequences(&some, &unused, 3);
+    runcase_free(&used);
+    runcase_free(&unused);
+    runcase_free(&some);
+}
+
+static void test_prefix_current(void **state)
 {
     (void)state;
-    const char *path = imported();
-    char prompts[PATH_MAX + 64], line[800], text[1700];
-    struct runcase c;
-    snprintf(prompts, sizeof prompts, "%s", runcase_path("prompts.jsonl"));
-    for (size_t i = 0; i + 1 < sizeof line; i++)
-        line[i] = "abcdefghij klmnop qrstuv wxyz "[i % 30];
-    line[sizeof line - 1] = 0;
-    snprintf(text, sizeof text, "\"%s\"\n\"%s\"\n", line, line);
-    temp_write(prompts, text);
-    for (int features = 0; features < 2; features++) {
-        RUNCASE_RUN(&c, "--prompts", prompts, "-n", "4", "--ignore-eos", "--sequences", "1", "-c", "1024",
-                    "--budget", "96", features ? "-H" : NULL, path);
-        const json_t *second = json_array_get(runcase_field(c.report, "sequences"), 1);
-        assert_int_equal(runcase_number(second, "cached_tokens") > 0, !features);
-        runcase_free(&c);
-    }
+    prefix("current", "cpu");
+}
+
+static void test_prefix_previous(void **state)
+{
+    (void)state;
+    prefix("previous", "cpu");
+}
+
+static void test_prefix_on_a_gpu(void **state)
+{
+    (void)state;
+    prefix("previous", "cuda:0");
 }
 
 static void kill_part(enum runcase_part part, const char *device)
@@ -226,7 +286,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_residency_current),  cmocka_unit_test(test_residency_previous),
         cmocka_unit_test(test_residency_on_a_gpu), cmocka_unit_test(test_retriever_elsewhere),
-        cmocka_unit_test(test_no_prefix),          cmocka_unit_test(test_kill_retriever),
+        cmocka_unit_test(test_prefix_current),     cmocka_unit_test(test_prefix_previous),
+        cmocka_unit_test(test_prefix_on_a_gpu),    cmocka_unit_test(test_kill_retriever),
         cmocka_unit_test(test_kill_decoder),
     };
     return cmocka_run_group_tests(tests, set_up, runcase_tear_down);

@@ -47,6 +47,10 @@ struct rig {
     uint32_t told[64];                    /* positions that the retriever has, by request */
     uint32_t places;                      /* sequences that the store takes */
     uint32_t opened, closed, selects;
+    /* Prefixes: tokens that the store has cached and that the retriever has keys of; requests that it was
+     * asked about and has not answered, and whether it answers; sequences closed there. */
+    uint32_t cached, kept, keys_asked[64], keys_asked_count, keys_closed;
+    bool keys_silent;
     struct export *export;                                   /* with rig_export: where hidden states go */
     void (*stepped)(struct rig *rig, const struct msg *msg); /* of each STEP; NULL: nothing but the checks */
     atomic_uint losses;                                      /* of the retriever */
@@ -87,6 +91,12 @@ static inline void take_client(struct rig *g, const struct msg *msg)
 /* Checks that the retriever hears every token once, in order. */
 static inline void take_retriever(struct rig *g, const struct msg *msg)
 {
+    if (msg->kind == MSG_OPEN && (msg->open.flags & OPEN_REUSE)) {
+        assert_non_null(g->export);
+        assert_int_equal(msg->open.flags, OPEN_REUSE);
+        g->keys_asked[g->keys_asked_count++] = (uint32_t)msg->id;
+    }
+    g->keys_closed += msg->kind == MSG_CLOSE;
     if (msg->kind != MSG_STEP)
         return;
     uint32_t at = 0;
@@ -227,7 +237,11 @@ static inline void answer_open(struct rig *g, const struct msg *ask)
         snprintf(msg.error.text, sizeof msg.error.text, "no room");
     } else {
         g->index_used[i] = (uint32_t)ask->id;
-        msg.grant = (struct msg_grant){ask->id, i, 0};
+        bool any = ask->open.reuse_max == 0 || g->cached < ask->open.reuse_max;
+        uint32_t cached = !(ask->open.flags & OPEN_REUSE) ? 0 : any ? g->cached : ask->open.reuse_max;
+        msg.grant = (struct msg_grant){ask->id, i, cached};
+        if (g->export)
+            g->told[ask->id] = cached;
     }
     scheduler_store(g->scheduler, &msg);
 }
@@ -244,8 +258,19 @@ static inline void answer_close(struct rig *g, const struct msg *ask)
     scheduler_store(g->scheduler, &msg);
 }
 
+static inline void answer_keys(struct rig *g)
+{
+    for (uint32_t i = 0; i < g->keys_asked_count; i++) {
+        struct msg msg = {.kind = MSG_GRANT, .id = g->keys_asked[i], .grant = {g->keys_asked[i], 0, g->kept}};
+        scheduler_retriever(g->scheduler, &msg);
+    }
+    g->keys_asked_count = 0;
+}
+
 static inline void answer(struct rig *g)
 {
+    if (!g->keys_silent)
+        answer_keys(g);
     for (uint32_t i = 0; i < g->asked_count; i++)
         if (g->asked[i].kind == MSG_OPEN)
             answer_open(g, &g->asked[i]);

@@ -222,6 +222,7 @@ struct fake_open {
     uint32_t prompt, capacity, budget, sinks, window, flags;
     uint64_t salt;
     uint32_t token_seed; /* equal seeds: equal prompts */
+    uint32_t reuse_max;
 };
 
 static inline int fake_try_open(struct fake *f, struct fake_sequence *s, uint64_t id,
@@ -236,6 +237,7 @@ static inline int fake_try_open(struct fake *f, struct fake_sequence *s, uint64_
         .salt = o->salt,
         .made = {.kind = o->budget ? ARENA_MADE_SPARSE : ARENA_MADE_FULL, .budget = o->budget},
         .capacity = o->capacity,
+        .reuse_max = o->reuse_max,
         .budget = o->budget,
         .sinks = o->sinks,
         .window = o->window,

@@ -210,6 +210,7 @@ struct rig_selector {
     const char *device;
     uint64_t work_bytes;
     uint32_t sequences; /* 0: 8 */
+    uint64_t kept_bytes;
 };
 
 static inline struct selector *rig_selector(const struct rig *r, struct rig_selector o)
@@ -222,7 +223,8 @@ static inline struct selector *rig_selector(const struct rig *r, struct rig_sele
                                        .context = o.context,
                                        .sequences = o.sequences ? o.sequences : 8,
                                        .threads = o.threads ? o.threads : 1,
-                                       .isa = o.isa};
+                                       .isa = o.isa,
+                                       .kept_bytes = o.kept_bytes};
     struct selector *s = NULL;
     struct err err = {0};
     if (selector_create(&options, &s, &err) < 0)

@@ -24,6 +24,7 @@ struct received {
     const uint8_t *rows; /* the first: in the segment, or the double's memory, which the CPU reaches */
     void *opened;
     float at[REQUESTS][STORE_CONTEXT][LAYERS * HIDDEN];
+    uint32_t start[REQUESTS]; /* where the sequence begins: behind a cached prefix */
     uint32_t count[REQUESTS];
     uint32_t messages, reading;
     int late; /* rows are read when the test says so */
@@ -75,8 +76,9 @@ static void take_rows(struct rig *g, const struct msg *msg)
     assert_int_equal(msg->step.reading, ++received.messages);
     for (uint32_t i = 0; i < msg->step.entry_count; i++) {
         const struct msg_step_entry *e = &msg->step.entries[i];
-        uint32_t request = (uint32_t)e->sequence, first = e->position ? e->position - 1 : 0;
-        assert_int_equal(first, received.count[request]);
+        uint32_t request = (uint32_t)e->sequence, start = received.start[request];
+        uint32_t first = e->position == start ? start : e->position - 1;
+        assert_int_equal(first, received.count[request] ? received.count[request] : start);
         for (uint32_t p = first; p + 1 < e->position + e->count; p++)
             read_row(msg->step.features.at[i] + p - first, received.at[request][p]);
         received.count[request] = e->position + e->count - 1;
@@ -144,7 +146,8 @@ static void check_rows(struct rig *g, uint32_t request, const uint32_t *tokens, 
     for (uint32_t p = 0; p < count; p++) {
         struct pass_entry entry = {&tokens[p], p, 1, 0};
         assert_int_equal(pass_run(pass, &entry, 1, &source, NULL), 0);
-        check_row(received.at[request][p], want, roughly);
+        if (p >= received.start[request])
+            check_row(received.at[request][p], want, roughly);
     }
     pass_free(&pass);
     mem_free(&w.kv.base);
@@ -342,25 +345,158 @@ static void a_prompt_waits_for_the_retriever(void **state)
     mem_free(&g);
 }
 
-/* Of cached positions there are no hidden states. */
-static void no_prefix_is_asked_for(void **state)
+/* ---- cached prefixes ---- */
+
+enum { LONG = 3 * BLOCK_TOKENS + 8 };
+
+static struct rig *open_keeping(void)
 {
-    (void)state;
     struct rig *g = mem_alloc(1, sizeof *g);
-    struct err err = {0};
     rig_open_for(g, decoder_model(), 0, &wanted, "cpu");
     attach(g);
     g->stepped = take_rows;
-    ask(g, 1, 3, PROMPT, plain(4, GENERATE_REUSE | GENERATE_REUSE_SPARSE, 0));
+    g->cached = 3 * BLOCK_TOKENS;
+    return g;
+}
+
+static void close_keeping(struct rig **g)
+{
+    detach(*g);
+    rig_close(*g);
+    mem_free(g);
+}
+
+/* What is cached and has keys is neither computed nor told; what follows is, from the first row on. In the
+ * tests' store a sequence finds in its pages what the one before it left there. */
+static void what_has_keys_is_taken_from_the_cache(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t kept, cached, taken, prompt; /* by retriever, store, both */
+    } cases[] = {{0, 192, 0, LONG},
+                 {192, 192, 192, LONG},
+                 {64, 192, 64, LONG},
+                 {192, 128, 128, LONG},
+                 {128, 192, 128, 129}};
+    struct rig *g = open_keeping();
+    for (uint32_t i = 0; i < 5; i++) {
+        uint32_t request = i + 1;
+        g->kept = cases[i].kept;
+        g->cached = cases[i].cached;
+        received.start[request] = cases[i].taken;
+        ask(g, request, 3, cases[i].prompt, plain(12, GENERATE_REUSE | GENERATE_IGNORE_EOS, i % 3));
+        finish(g);
+        check_request(g, request, 3, cases[i].prompt, 0);
+        assert_int_equal(g->results[request].last.cached_tokens, cases[i].taken);
+        if (cases[i].prompt == LONG)
+            assert_memory_equal(g->results[request].tokens, g->results[1].tokens, 12 * sizeof(uint32_t));
+    }
+    close_keeping(&g);
+}
+
+/* Who asks for no prefix, and who attends everything, is opened at once; a prefix of sparse KV, whose states
+ * nobody has seen, is not asked for. */
+static void the_retriever_is_asked_first(void **state)
+{
+    (void)state;
+    struct rig *g = open_keeping();
+    struct err err = {0};
+    g->kept = 128;
+    ask(g, 1, 3, LONG, plain(4, GENERATE_REUSE | GENERATE_REUSE_SPARSE, 0));
     ask(g, 2, 3, PROMPT, plain(4, GENERATE_REUSE | GENERATE_FULL, 0));
+    ask(g, 3, 3, PROMPT, plain(4, 0, 0));
     assert_true(scheduler_turn(g->scheduler, &err) >= 0);
+    assert_int_equal(g->keys_asked_count, 1);
     assert_int_equal(g->asked_count, 2);
-    assert_int_equal(g->asked[0].open.flags, 0);
-    assert_int_equal(g->asked[1].open.flags, OPEN_REUSE);
+    assert_int_equal(g->asked[0].open.flags, OPEN_REUSE);
+    assert_int_equal(g->asked[0].open.reuse_max, 0);
+    assert_int_equal(g->asked[1].open.flags, 0);
+    answer_keys(g);
+    assert_int_equal(g->asked_count, 3);
+    assert_int_equal(g->asked[2].open.flags, OPEN_REUSE);
+    assert_int_equal(g->asked[2].open.reuse_max, 128);
+    g->cached = 0; /* of which nothing is there */
     finish(g);
-    detach(g);
-    rig_close(g);
-    mem_free(&g);
+    close_keeping(&g);
+}
+
+static void grant(struct rig *g, uint32_t request, uint32_t cached)
+{
+    struct msg msg = {.kind = MSG_GRANT, .id = request, .grant = {request, 0, cached}};
+    scheduler_retriever(g->scheduler, &msg);
+}
+
+/* While the retriever is asked: a cancelled request, one that it refuses, answers that cannot be. None
+ * of them is opened at the store. */
+static void ends_before_the_store_is_asked(void **state)
+{
+    (void)state;
+    struct rig *g = open_keeping();
+    g->keys_silent = true;
+    for (uint32_t i = 1; i <= 4; i++)
+        ask(g, i, 3, LONG, plain(4, GENERATE_REUSE, 0));
+    turn(g);
+    turn(g);
+    assert_int_equal(g->keys_asked_count, 4);
+    scheduler_cancel(g->scheduler, 1);
+    assert_int_equal(g->results[1].done, 0);
+    grant(g, 1, 128);
+    assert_int_equal(g->results[1].done, 1);
+    assert_int_equal(g->results[1].last.reason, FINISH_CANCELLED);
+    struct msg error = {.kind = MSG_ERROR, .id = 2, .error = {.code = -EAGAIN, .text = "too much to do"}};
+    scheduler_retriever(g->scheduler, &error);
+    check_error(g, 2, -EAGAIN, "retriever: too much to do");
+    grant(g, 3, 63);
+    check_error(g, 3, -EPROTO, "retriever granted keys of 63 of 200 tokens");
+    grant(g, 4, 256);
+    check_error(g, 4, -EPROTO, "retriever granted keys of 256 of 200 tokens");
+    grant(g, 4, 64); /* of none that is known */
+    assert_int_equal(g->keys_closed, 4);
+    assert_int_equal(g->opened + g->asked_count, 0);
+    g->keys_asked_count = 0;
+    close_keeping(&g);
+}
+
+/* Its death while it is asked costs nothing: the next one is asked, and has kept nothing. */
+static void another_retriever_is_asked_anew(void **state)
+{
+    (void)state;
+    struct rig *g = open_keeping();
+    struct err err = {0};
+    g->keys_silent = true;
+    g->kept = 128;
+    ask(g, 1, 3, LONG, plain(4, GENERATE_REUSE | GENERATE_IGNORE_EOS, 0));
+    ask(g, 2, 3, LONG, plain(4, GENERATE_REUSE, 0));
+    turn(g);
+    scheduler_cancel(g->scheduler, 2);
+    assert_int_equal(scheduler_retriever_ready(g->scheduler, 0, &err), 0);
+    assert_int_equal(g->results[2].last.reason, FINISH_CANCELLED);
+    assert_int_equal(scheduler_retriever_ready(g->scheduler, 1, &err), 0);
+    g->keys_asked_count = 0;
+    g->keys_silent = false;
+    g->kept = 0;
+    finish(g);
+    check_request(g, 1, 3, LONG, 0);
+    assert_int_equal(g->results[1].last.cached_tokens, 0);
+    close_keeping(&g);
+}
+
+/* A store that grants more than there are keys of. */
+static void more_than_has_keys_is_refused(void **state)
+{
+    (void)state;
+    struct rig *g = open_keeping();
+    struct err err = {0};
+    g->kept = 64;
+    ask(g, 1, 3, LONG, plain(4, GENERATE_REUSE, 0));
+    assert_true(scheduler_turn(g->scheduler, &err) >= 0);
+    answer_keys(g);
+    assert_int_equal(g->asked_count, 1);
+    g->asked[0].open.reuse_max = 0;
+    answer(g);
+    finish(g);
+    check_error(g, 1, -EPROTO, "192 cached of 200 tokens");
+    close_keeping(&g);
 }
 
 /* What the model has: layers 0 to 13, 48 wide. */
@@ -485,7 +621,11 @@ int main(void)
         cmocka_unit_test(rows_take_turns),
         cmocka_unit_test(rows_wait_for_their_reader),
         cmocka_unit_test(a_prompt_waits_for_the_retriever),
-        cmocka_unit_test(no_prefix_is_asked_for),
+        cmocka_unit_test(what_has_keys_is_taken_from_the_cache),
+        cmocka_unit_test(the_retriever_is_asked_first),
+        cmocka_unit_test(ends_before_the_store_is_asked),
+        cmocka_unit_test(another_retriever_is_asked_anew),
+        cmocka_unit_test(more_than_has_keys_is_refused),
         cmocka_unit_test(what_the_model_lacks_is_refused),
         cmocka_unit_test(a_retriever_dies_before_it_answers),
     };

@@ -21,8 +21,8 @@ static void opens_of(struct msg_generate ask_for, struct msg_open *ret_store, st
     struct msg msg = {.kind = MSG_GENERATE, .memory = ids, .generate = ask_for};
     msg.generate.tokens = (struct msg_u32s){ids, 8};
     struct generation *q = generation_create(1, &msg, &limits);
-    generation_admit(q);
-    generation_open_retriever(q, &msg);
+    generation_admit(q, GENERATION_OPENING);
+    generation_open_retriever(q, false, &msg);
     *ret_retriever = msg.open;
     generation_open_store(q, 77, &msg);
     *ret_store = msg.open;

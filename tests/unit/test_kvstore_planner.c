@@ -340,6 +340,13 @@ static void test_prefix_reuse(void **state)
     other.flags = 0;
     assert_int_equal(grant_cached(f, a, 4, &other), 0);
     other = open;
+    other.reuse_max = 128; /* a retriever has keys of no more */
+    assert_int_equal(grant_cached(f, a, 10, &other), 128);
+    other.reuse_max = 64;
+    assert_int_equal(grant_cached(f, a, 11, &other), 64);
+    other.reuse_max = 1024;
+    assert_int_equal(grant_cached(f, a, 12, &other), 192);
+    other = open;
     other.budget = 0; /* made by full attention: serves a dense request as well */
     assert_int_equal(grant_cached(f, a, 5, &other), 192);
     other = open;

@@ -115,8 +115,8 @@ static void trailing_bytes_are_refused(void **state)
 static void wire_is_fixed(void **state)
 {
     (void)state;
-    static const uint8_t ping[] = {0x96, 4, 3, 0xcd, 0x12, 0x34, 7, 0, 0x80};
-    static const uint8_t grant[] = {0x96, 17,  3,    0xcd, 0x12, 0x34, 7,   0,    0x83, 0xa8, 's', 'e',
+    static const uint8_t ping[] = {0x96, 4, 4, 0xcd, 0x12, 0x34, 7, 0, 0x80};
+    static const uint8_t grant[] = {0x96, 17,  4,    0xcd, 0x12, 0x34, 7,   0,    0x83, 0xa8, 's', 'e',
                                     'q',  'u', 'e',  'n',  'c',  'e',  5,   0xa5, 'i',  'n',  'd', 'e',
                                     'x',  3,   0xa6, 'c',  'a',  'c',  'h', 'e',  'd',  0xcd, 1,   0x40};
     struct msg msg = {.kind = MSG_PING, .version = MSG_VERSION, .epoch = 0x1234, .id = 7};
@@ -332,19 +332,19 @@ static void hostile_frames_are_refused(void **state)
     assert_int_equal(FRAME_IS("\xc6\xff\xff\xff\xff\x01\x01\x01\x01"), -EPROTO);
     assert_int_equal(FRAME_IS("\xdb\xff\xff\xff\xff\x01"), -EPROTO);
     assert_int_equal(FRAME_IS("\xc9\xff\xff\xff\xff\x01"), -EPROTO);
-    assert_int_equal(FRAME_IS("\x86\x04\x03\x05\x06\x00\x80"), -EPROTO);         /* a map, no array */
-    assert_int_equal(FRAME_IS("\x96\x04\x03\x05\x06\x00\x90"), -EPROTO);         /* body is an array */
-    assert_int_equal(FRAME_IS("\x95\x04\x03\x05\x06\x00"), -EPROTO);             /* five items */
-    assert_int_equal(FRAME_IS("\x97\x04\x03\x05\x06\x00\x80\x00"), -EPROTO);     /* seven items */
-    assert_int_equal(FRAME_IS("\x96\xff\x03\x05\x06\x00\x80"), -EPROTO);         /* kind -1 */
-    assert_int_equal(FRAME_IS("\x96\x63\x03\x05\x06\x00\x80"), -EPROTO);         /* kind 99 */
-    assert_int_equal(FRAME_IS("\x96\x04\x03\x05\x06\xff\x80"), -EPROTO);         /* deadline -1 */
-    assert_int_equal(FRAME_IS("\x96\x04\x03\x05\x06\x00\x81\x01\x02"), -EPROTO); /* key is a number */
-    assert_int_equal(FRAME_IS("\x96\x04\x03\x05\x06\x00\xc1"), -EPROTO);         /* never used */
-    assert_int_equal(FRAME_IS("\x96\x04\x03\x05\x06\x00\x80"), 0);
-    assert_int_equal(FRAME_IS("\x96\x04\x04\x05\x06\x00\x80"), -EPROTONOSUPPORT);
-    assert_int_equal(FRAME_IS("\x96\x04\x02\x05\x06\x00\x80"), -EPROTONOSUPPORT);
-    assert_int_equal(FRAME_IS("\x93\x04\x04\xc0"), -EPROTONOSUPPORT); /* it may have other items */
+    assert_int_equal(FRAME_IS("\x86\x04\x04\x05\x06\x00\x80"), -EPROTO);         /* a map, no array */
+    assert_int_equal(FRAME_IS("\x96\x04\x04\x05\x06\x00\x90"), -EPROTO);         /* body is an array */
+    assert_int_equal(FRAME_IS("\x95\x04\x04\x05\x06\x00"), -EPROTO);             /* five items */
+    assert_int_equal(FRAME_IS("\x97\x04\x04\x05\x06\x00\x80\x00"), -EPROTO);     /* seven items */
+    assert_int_equal(FRAME_IS("\x96\xff\x04\x05\x06\x00\x80"), -EPROTO);         /* kind -1 */
+    assert_int_equal(FRAME_IS("\x96\x63\x04\x05\x06\x00\x80"), -EPROTO);         /* kind 99 */
+    assert_int_equal(FRAME_IS("\x96\x04\x04\x05\x06\xff\x80"), -EPROTO);         /* deadline -1 */
+    assert_int_equal(FRAME_IS("\x96\x04\x04\x05\x06\x00\x81\x01\x02"), -EPROTO); /* key is a number */
+    assert_int_equal(FRAME_IS("\x96\x04\x04\x05\x06\x00\xc1"), -EPROTO);         /* never used */
+    assert_int_equal(FRAME_IS("\x96\x04\x04\x05\x06\x00\x80"), 0);
+    assert_int_equal(FRAME_IS("\x96\x04\x05\x05\x06\x00\x80"), -EPROTONOSUPPORT);
+    assert_int_equal(FRAME_IS("\x96\x04\x03\x05\x06\x00\x80"), -EPROTONOSUPPORT);
+    assert_int_equal(FRAME_IS("\x93\x04\x05\xc0"), -EPROTONOSUPPORT); /* it may have other items */
 }
 
 static void depth_and_count_are_bounded(void **state)
@@ -533,9 +533,10 @@ static int open_with(uint64_t sequence, uint32_t capacity, uint32_t tokens, uint
     struct hand h;
     struct msg msg;
     uint32_t ids[16] = {0};
-    hand_begin(&h, MSG_OPEN, MSG_VERSION, 12);
+    hand_begin(&h, MSG_OPEN, MSG_VERSION, 13);
     hand_number(&h, "sequence", sequence);
     hand_number(&h, "flags", 0);
+    hand_number(&h, "reuse_max", 0);
     hand_number(&h, "salt", 0);
     hand_text(&h, "made");
     msgpack_pack_map(&h.pack, 3);

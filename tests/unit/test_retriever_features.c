@@ -250,6 +250,182 @@ static void graphs_read_the_rows_of_their_step(void **state)
     rig_free(&r);
 }
 
+/* ---- keys that are kept ---- */
+
+static void open_reusing(struct selector *s, uint64_t id, const struct text *t, uint32_t prompt)
+{
+    struct msg_open open = {.sequence = id,
+                            .flags = OPEN_REUSE,
+                            .capacity = POSITIONS,
+                            .budget = 100,
+                            .sinks = 4,
+                            .window = 16,
+                            .tokens = {t->tokens, prompt}};
+    struct err err = {0};
+    if (selector_open(s, &open, &err) < 0)
+        fail_msg("%s", err.text);
+}
+
+/* Tokens [from, to), by steps of at most FEATURE_CHUNK tokens; where the sequence begins with them the first
+ * one has no row, wherever it is. A selection of the last. */
+static void go_on(struct selector *s, struct feature_segment *f, const struct text *t, uint64_t id,
+                  uint32_t from, uint32_t to, bool begins, struct store *ret)
+{
+    struct selector_result result = {0};
+    uint32_t width = f->header->layers * f->header->hidden;
+    for (uint32_t at = from; at < to; begins = false) {
+        uint32_t n = to - at < FEATURE_CHUNK ? to - at : FEATURE_CHUNK, first = begins ? at : at - 1;
+        struct msg_step_entry entry = {id, 9, at, n, at + n == to ? STEP_ENTRY_SELECT : 0};
+        uint32_t row = feature_segment_put(f, t->hidden + (size_t)first * width, n - begins);
+        struct msg_step msg = {&entry, 1, {t->tokens + at, n}, {&row, 1}, ++f->reading};
+        selector_step(s, 1 + at, &msg, &result);
+        if (result.refusal_count)
+            fail_msg("%s", result.refusals[0].text);
+        at += n;
+    }
+    store_take(ret, &result, 0);
+    selector_result_free(&result);
+}
+
+/* A text that is `t` up to token `from`. */
+static void text_branch(const struct rig *r, struct text *b, const struct text *t, uint32_t from,
+                        uint32_t seed)
+{
+    text_make(r, b, seed);
+    memcpy(b->tokens, t->tokens, from * sizeof *b->tokens);
+    memcpy(b->hidden, t->hidden, (size_t)from * r->features * RIG_HIDDEN * sizeof *b->hidden);
+    b->tokens[from] = (t->tokens[from] + 1) % RIG_VOCAB;
+}
+
+/* Sequences that begin behind keys of another one's prompt pick what they pick without. */
+static void kept_keys_are_as_good_as_new(const char *device, bool input_norm)
+{
+    enum { PROMPT = 330, SHARED = 200 };
+    static const struct {
+        uint32_t prompt, kept, begin; /* kept: 5 blocks of the same prompt, 3 of the other */
+        bool other;
+    } cases[] = {{PROMPT, 320, 320, false}, {PROMPT, 320, 128, false}, {PROMPT, 320, 0, false},
+                 {321, 320, 320, false},    {320, 256, 256, false},    {500, 320, 320, false},
+                 {PROMPT, 192, 192, true},  {193, 192, 192, true},     {PROMPT, 320, 320, true}};
+    struct rig_options o = plain;
+    o.input_norm = input_norm;
+    struct rig *r = rig_make(&o);
+    struct rig_selector options = {.context = CONTEXT, .device = device, .kept_bytes = 4 << 20};
+    struct selector *s = rig_selector(r, options);
+    options.kept_bytes = 0;
+    struct selector *alone = rig_selector(r, options);
+    struct feature_segment f;
+    struct selector_stats stats;
+    struct text t, other;
+    struct store first = {0};
+    uint64_t reused = 0;
+    text_make(r, &t, 5);
+    text_branch(r, &other, &t, SHARED, 6);
+    feature_segment_make(&f, r->head, device ? DTYPE_BF16 : DTYPE_F32, NULL, NULL);
+    feature_segment_give(&f, s);
+    feature_segment_give(&f, alone);
+    open_reusing(s, 1, &t, PROMPT);
+    assert_int_equal(selector_kept(s, 1), 0);
+    go_on(s, &f, &t, 1, 0, PROMPT + 60, true, &first); /* past a block's end, which is the answer's */
+    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct text *x = cases[i].other ? &other : &t;
+        struct store found = {0}, whole = {0};
+        if (i == 3)
+            assert_int_equal(selector_close(s, 1), 0); /* what it made is still there */
+        open_reusing(s, 2, x, cases[i].prompt);
+        if (selector_kept(s, 2) != cases[i].kept)
+            fail_msg("case %u: found %u kept, expected %u", i, selector_kept(s, 2), cases[i].kept);
+        go_on(s, &f, x, 2, cases[i].begin, cases[i].prompt, true, &found);
+        lists_of(alone, &f, x, cases[i].prompt, &whole);
+        equal_stores(&found, &whole);
+        go_on(s, &f, x, 2, cases[i].prompt, cases[i].prompt + 9, false, &found);
+        store_free(&whole);
+        lists_of(alone, &f, x, cases[i].prompt + 9, &whole);
+        equal_stores(&found, &whole);
+        assert_int_equal(selector_close(s, 2), 0);
+        store_free(&found);
+        store_free(&whole);
+        reused += cases[i].begin;
+    }
+    selector_stats(s, &stats);
+    assert_int_equal(stats.kept_tokens, reused);
+    assert_int_equal(stats.key_bytes, 0);
+    assert_int_equal(stats.kept.blocks, 5 + 2 + 2); /* 500: two more; the other text's two */
+    store_free(&first);
+    mem_free(&t.hidden);
+    mem_free(&other.hidden);
+    selector_free(&s);
+    selector_free(&alone);
+    feature_segment_free(&f);
+    rig_free(&r);
+}
+
+static void kept_keys_on_the_cpu(void **state)
+{
+    (void)state;
+    kept_keys_are_as_good_as_new(NULL, false);
+    kept_keys_are_as_good_as_new(NULL, true);
+}
+
+static void kept_keys_on_a_gpu(void **state)
+{
+    (void)state;
+    fakegpu_use(NULL);
+    kept_keys_are_as_good_as_new("cuda:0", false);
+    kept_keys_are_as_good_as_new("cuda:0", true);
+}
+
+static void expect_refusal(struct selector *s, const struct msg_step *msg, int code, const char *part);
+
+/* What a sequence begins with is what it was granted, at most; the prompt is the one that OPEN told; rows of
+ * another type are not taken for those that were kept. */
+static void what_was_not_kept_is_refused(void **state)
+{
+    (void)state;
+    enum { PROMPT = 200 };
+    struct rig *r = rig_make(&plain);
+    struct selector *s = rig_selector(r, (struct rig_selector){.context = CONTEXT, .kept_bytes = 1 << 20});
+    struct feature_segment f, narrow;
+    struct text t;
+    struct store found = {0};
+    text_make(r, &t, 5);
+    feature_segment_make(&f, r->head, DTYPE_F32, NULL, NULL);
+    feature_segment_give(&f, s);
+    open_reusing(s, 1, &t, PROMPT);
+    go_on(s, &f, &t, 1, 0, PROMPT, true, &found);
+    open_reusing(s, 2, &t, PROMPT);
+    assert_int_equal(selector_kept(s, 2), 192);
+    uint32_t row = 0;
+    struct msg_step_entry entry = {2, 9, 256, 2, 0};
+    struct msg_step msg = {&entry, 1, {t.tokens + 128, 2}, {&row, 1}, ++f.reading};
+    expect_refusal(s, &msg, -EINVAL, "position: found 256, expected the next, 0");
+    entry.position = 100;
+    expect_refusal(s, &msg, -EINVAL, "position: found 100");
+    entry.position = 128;
+    msg.tokens.at = t.tokens + 129;
+    expect_refusal(s, &msg, -EINVAL, "token at position 128: found");
+    rig_open(s, 3, POSITIONS, 100, 4, 16); /* did not ask */
+    assert_int_equal(selector_kept(s, 3), 0);
+    assert_int_equal(selector_kept(s, 99), 0);
+    entry.sequence = 3;
+    expect_refusal(s, &msg, -EINVAL, "position: found 128");
+    selector_close_all(s);
+    feature_segment_give(&f, s);
+    open_reusing(s, 4, &t, PROMPT);
+    assert_int_equal(selector_kept(s, 4), 192); /* another segment of the same kind */
+    feature_segment_make(&narrow, r->head, DTYPE_BF16, NULL, NULL);
+    feature_segment_give(&narrow, s);
+    assert_int_equal(selector_kept(s, 4), 0);
+    open_reusing(s, 5, &t, PROMPT);
+    assert_int_equal(selector_kept(s, 5), 0);
+    store_free(&found);
+    mem_free(&t.hidden);
+    selector_free(&s);
+    feature_segment_free(&f);
+    feature_segment_free(&narrow);
+    rig_free(&r);
+}
+
 /* ---- where rows lie ---- */
 
 static uint32_t common(const struct store *a, const struct store *b, uint32_t *ret_all)
@@ -447,6 +623,9 @@ int main(void)
         cmocka_unit_test(chunks_do_not_matter_on_the_cpu),
         cmocka_unit_test(chunks_do_not_matter_on_a_gpu),
         cmocka_unit_test(graphs_read_the_rows_of_their_step),
+        cmocka_unit_test(kept_keys_on_the_cpu),
+        cmocka_unit_test(kept_keys_on_a_gpu),
+        cmocka_unit_test(what_was_not_kept_is_refused),
         cmocka_unit_test(rows_lie_on_the_host_or_on_the_card),
         cmocka_unit_test(steps_without_their_rows_are_refused),
         cmocka_unit_test(other_segments_are_refused),
