@@ -31,7 +31,7 @@ static void look(void *arg)
 
 bool node_run_until(struct loop *loop, bool (*done)(const void *arg), const void *arg)
 {
-    struct waiter waiter = {loop, done, arg, clock_now_ns() + 20 * CLOCK_S};
+    struct waiter waiter = {loop, done, arg, clock_now_ns() + 60 * CLOCK_S};
     int timer = loop_add_timer(loop, CLOCK_MS, look, &waiter);
     int r = loop_run(loop);
     loop_remove_timer(loop, timer);

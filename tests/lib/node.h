@@ -35,7 +35,7 @@ struct node_fixture {
     void *raw_context, *raw;
 };
 
-/* Runs the loop until done(arg), looked at each millisecond. False: not within 20 s. */
+/* Runs the loop until done(arg), looked at each millisecond. False: not within 60 s. */
 bool node_run_until(struct loop *loop, bool (*done)(const void *arg), const void *arg);
 
 struct node_at_least {

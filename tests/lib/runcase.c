@@ -1,6 +1,7 @@
 /* Runs the command line for tests. State: the temporary world of the binary. Single-threaded. */
 #include "tests/lib/runcase.h"
 
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +18,6 @@
 #include "tests/lib/temp.h"
 
 static char world[PATH_MAX];
-static char shm_before[4096];
 static char env_runtime[PATH_MAX + 128], env_cache[PATH_MAX + 128], env_temp[PATH_MAX + 128];
 
 const char *runcase_path(const char *name)
@@ -35,7 +35,6 @@ int runcase_set_up(void **state)
     snprintf(env_runtime, sizeof env_runtime, "XDG_RUNTIME_DIR=%s", runcase_path("run"));
     snprintf(env_cache, sizeof env_cache, "XDG_CACHE_HOME=%s", runcase_path("cache"));
     snprintf(env_temp, sizeof env_temp, "TMPDIR=%s", world);
-    snprintf(shm_before, sizeof shm_before, "%s", temp_list("/dev/shm"));
     return 0;
 }
 
@@ -97,10 +96,29 @@ void runcase_find_parts(struct runcase *c)
     }
 }
 
+/* Names are the machine's: other programs make and remove theirs while a test runs. Ours would have our name
+ * in them; test_tidy sees to it that nothing here makes any. */
 void runcase_no_remains(void)
 {
     assert_string_equal(temp_list(runcase_path("run")), "");
-    assert_string_equal(temp_list("/dev/shm"), shm_before);
+    if (strstr(temp_list("/dev/shm"), "specontext"))
+        fail_msg("/dev/shm has %s", temp_list("/dev/shm"));
+}
+
+int64_t runcase_bound_ns(int64_t ns)
+{
+    double load = 0, cores = (double)sysconf(_SC_NPROCESSORS_ONLN);
+    int running = 0;
+    FILE *from = fopen("/proc/loadavg", "re");
+    if (from && fscanf(from, "%lf %*f %*f %d/", &load, &running) != 2)
+        load = 0;
+    if (from)
+        fclose(from);
+    cpu_set_t set;
+    if (!sched_getaffinity(0, sizeof set, &set))
+        cores = (double)CPU_COUNT(&set);
+    load = running > load ? running : load;
+    return load > cores ? (int64_t)((double)ns * load / cores) : ns;
 }
 
 void runcase_end(struct runcase *c, int code, int64_t deadline_ns)

@@ -60,8 +60,12 @@ struct runcase_residency {
 void runcase_residencies(const char *const *arguments, const struct runcase_residency *r);
 #define RUNCASE_RESIDENCIES(r, ...) runcase_residencies((const char *const[]){__VA_ARGS__, NULL}, r)
 
-/* Nothing lies in the runtime directory, and nothing new in /dev/shm. */
+/* Nothing lies in the runtime directory, and nothing of ours in /dev/shm. */
 void runcase_no_remains(void);
+
+/* A bound of time that users are promised, as a test may ask for it now: longer in proportion where the
+ * machine has more to do than cores to do it. */
+int64_t runcase_bound_ns(int64_t ns);
 
 /* A path in the test's temporary world. Valid until the next call. */
 const char *runcase_path(const char *name);

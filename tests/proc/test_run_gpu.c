@@ -18,7 +18,7 @@
 #include "tests/lib/fakegpu.h"
 #include "tests/lib/runcase.h"
 
-#define BOUND_NS (8 * CLOCK_S) /* from a part's death to the end of all, on a busy machine */
+#define BOUND_NS runcase_bound_ns(8 * CLOCK_S) /* from a part's death to the end of all */
 
 static const char *const names[RUNCASE_PARTS] = {"specontext-kvstore", "specontext-retriever",
                                                  "specontext-decoder"};

@@ -21,7 +21,7 @@ static json_t *run_json(const char *const *argv)
 {
     struct proc proc;
     proc_start(&proc, argv, NULL);
-    assert_true(proc_wait(&proc, clock_now_ns() + 20 * CLOCK_S));
+    assert_true(proc_wait(&proc, clock_now_ns() + RUNCASE_START_S * CLOCK_S));
     assert_true(proc_exited(&proc, 0) || proc_exited(&proc, 1));
     json_t *json = json_loads(proc.out.text, 0, NULL);
     proc_free(&proc);
@@ -119,7 +119,7 @@ static void check_load(size_t prompt_bytes, const char *device_memory, int offlo
         store = store_decoding(dir, tokens);
     assert_non_null(store);
     kill(c.proc.pid, SIGINT);
-    runcase_end(&c, 130, clock_now_ns() + 20 * CLOCK_S);
+    runcase_end(&c, 130, clock_now_ns() + RUNCASE_START_S * CLOCK_S);
 
     int64_t offloaded = (int64_t)runcase_number(store, "layers_offloaded");
     assert_true(offloads ? offloaded > 0 : offloaded == 0);

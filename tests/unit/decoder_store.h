@@ -60,7 +60,7 @@ static inline void store_step(struct store *s, struct step_record *r)
     atomic_store(&s->seen, r->step);
     if (r->kind == STEP_RECORD)
         return;
-    int64_t deadline = clock_now_ns() + 20 * CLOCK_S;
+    int64_t deadline = clock_now_ns() + 60 * CLOCK_S;
     store_fill(s, r);
     if (r->kind == STEP_SPARSE && r->selection == SELECTION_MIXED)
         flag_raise(control_flag_at(s->control, FLAG_TABLES_EARLY), r->step);

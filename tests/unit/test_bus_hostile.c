@@ -244,7 +244,7 @@ static void a_flood_is_refused_not_queued_for_ever(void **state)
     struct msg msg = {.kind = MSG_PREFIX, .deadline_ns = clock_now_ns() + 1};
     msg.prefix = (struct msg_prefix){.made.kind = ARENA_MADE_FULL, .tokens = {ids, 2000}};
     int sent = 0, refused = 0;
-    for (int64_t until_ns = clock_now_ns() + 10 * CLOCK_S; refused < 100 && clock_now_ns() < until_ns;) {
+    for (int64_t until_ns = clock_now_ns() + 60 * CLOCK_S; refused < 100 && clock_now_ns() < until_ns;) {
         int64_t begun_ns = clock_now_ns();
         int r = bus_send(f->one.client, &msg);
         assert_true(clock_now_ns() - begun_ns < CLOCK_S);
@@ -257,7 +257,7 @@ static void a_flood_is_refused_not_queued_for_ever(void **state)
     assert_true(bus_counters(f->one.bus)->dropped_full >= 100);
     kill(pid, SIGCONT);
     struct msg status = {.kind = MSG_STATUS, .id = 1};
-    int64_t deadline_ns = clock_now_ns() + 10 * CLOCK_S;
+    int64_t deadline_ns = clock_now_ns() + 60 * CLOCK_S;
     while (bus_send(f->one.client, &status) == -EAGAIN && clock_now_ns() < deadline_ns)
         ;
     assert_true(node_run_until(f->loop, is_report, &f->one.record));

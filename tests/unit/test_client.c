@@ -18,7 +18,7 @@
 #include "link/runtime.h"
 #include "tests/lib/temp.h"
 
-#define BOUND_NS (20 * CLOCK_S)
+#define BOUND_NS (60 * CLOCK_S)
 
 struct world;
 
@@ -260,7 +260,7 @@ static void test_silent_daemon(void **state)
     int64_t from = clock_now_ns();
     until(&w, &w.lost, 0);
     assert_int_equal(w.lost_part, CLIENT_RETRIEVER);
-    assert_true(clock_now_ns() - from < 5 * CLOCK_S);
+    assert_true(clock_now_ns() - from < 2 * BUS_SILENCE_NS);
     end(&w);
 }
 

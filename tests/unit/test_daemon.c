@@ -143,7 +143,7 @@ static void run(const struct daemon_options *options, const char *why)
     struct ended ended = {.loop = loop_create()};
     struct daemon daemon = {.loop = ended.loop, .options = options, .end = on_end, .arg = &ended};
     assert_int_equal(daemon_watch(&daemon, &err), 0);
-    loop_add_timer(ended.loop, 20 * CLOCK_S, on_timer, ended.loop);
+    loop_add_timer(ended.loop, 60 * CLOCK_S, on_timer, ended.loop);
     if (options->lifeline < 0)
         assert_int_equal(kill(getpid(), SIGTERM), 0); /* blocked by now: the loop takes it */
     assert_int_equal(loop_run(ended.loop), 0);

@@ -248,7 +248,7 @@ static void test_short_sets(void **state)
 static void *abort_step(void *arg)
 {
     uint32_t step = *(uint32_t *)arg;
-    flag_wait(control_flag_at(g.store.control, FLAG_STEP_POSTED), step, clock_now_ns() + 20 * CLOCK_S, 0);
+    flag_wait(control_flag_at(g.store.control, FLAG_STEP_POSTED), step, clock_now_ns() + 60 * CLOCK_S, 0);
     flag_abort_all(g.store.control);
     return NULL;
 }
@@ -289,7 +289,7 @@ static void test_abort(void **state)
 static void *abort_rows(void *arg)
 {
     uint32_t step = *(uint32_t *)arg;
-    flag_wait(control_flag_at(g.store.control, FLAG_TABLES_LATE), step, clock_now_ns() + 20 * CLOCK_S, 0);
+    flag_wait(control_flag_at(g.store.control, FLAG_TABLES_LATE), step, clock_now_ns() + 60 * CLOCK_S, 0);
     for (unsigned run = 0; run < g.store.control->runs; run++)
         flag_abort(control_flag_at(g.store.control, FLAG_ROWS_READY + run));
     return NULL;

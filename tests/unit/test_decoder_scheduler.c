@@ -269,7 +269,7 @@ static void *abort_when_posted(void *arg)
 {
     struct rig *g = arg;
     flag_wait(control_flag_at(g->store.control, FLAG_STEP_POSTED), g->store.control->first_step,
-              clock_now_ns() + 20 * CLOCK_S, 0);
+              clock_now_ns() + 60 * CLOCK_S, 0);
     flag_abort_all(g->store.control);
     return NULL;
 }

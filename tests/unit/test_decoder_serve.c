@@ -106,7 +106,7 @@ static void on_ask(void *arg, uint32_t events)
         loop_remove_fd(s->loop, s->connection);
         return;
     }
-    assert_int_equal(fdpass_recv(s->connection, clock_now_ns() + CLOCK_S, &frame, fds, &err), 0);
+    assert_int_equal(fdpass_recv(s->connection, clock_now_ns() + DEADLINE_S * CLOCK_S, &frame, fds, &err), 0);
     assert_int_equal(frame.kind, FDPASS_ASK);
     assert_int_equal(frame.role, ROLE_DECODER);
     const struct gpu_api *api = NULL;
@@ -464,7 +464,10 @@ static int on_gpu(void **state)
 {
     (void)state;
     decoder_on_gpu = store_on_gpu = true;
-    fakegpu_use("serve");
+    char card[32];
+    snprintf(card, sizeof card, "serve%d",
+             (int)getpid()); /* of this process: another build's test may run beside */
+    fakegpu_use(card);
     return 0;
 }
 

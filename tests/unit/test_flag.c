@@ -26,7 +26,7 @@ struct shared {
 
 static int64_t soon(void)
 {
-    return clock_now_ns() + 20 * CLOCK_S;
+    return clock_now_ns() + 60 * CLOCK_S;
 }
 
 static struct shared *shared_memory(struct segment *segment)

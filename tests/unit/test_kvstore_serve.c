@@ -16,7 +16,7 @@
 #include "link/fdpass.h"
 #include "link/runtime.h"
 
-#define PATIENCE (10 * CLOCK_S)
+#define PATIENCE (60 * CLOCK_S)
 
 struct client { /* of the bus, with the last message of each kind */
     struct loop *loop;

@@ -62,7 +62,7 @@ static void on_tick(void *arg)
 
 static void begin(struct world *w)
 {
-    *w = (struct world){.loop = loop_create(), .deadline_ns = clock_now_ns() + 20 * CLOCK_S};
+    *w = (struct world){.loop = loop_create(), .deadline_ns = clock_now_ns() + 60 * CLOCK_S};
     assert_int_equal(pipe2(w->fds, O_CLOEXEC), 0);
     w->output = output_create(w->loop, w->fds[1], on_moved, w);
     w->text = mem_alloc(TEXT_BYTES, 1);

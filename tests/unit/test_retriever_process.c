@@ -17,7 +17,7 @@
 #include "link/runtime.h"
 #include "retriever/daemon.h"
 
-enum { TOPKS_MAX = 16, DEADLINE_S = 20 };
+enum { TOPKS_MAX = 16, DEADLINE_S = 60 };
 
 struct played {
     struct rig *rig;

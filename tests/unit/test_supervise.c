@@ -38,7 +38,7 @@ static void lean_on_base(const char *runtime)
     sigaddset(&set, SIGTERM);
     sigprocmask(SIG_BLOCK, &set, NULL);
     sd_notify(0, "READY=1");
-    struct timespec bound = {.tv_sec = 20};
+    struct timespec bound = {.tv_sec = 60};
     CHECK(sigtimedwait(&set, NULL, &bound) == SIGTERM);
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s/../../base-pid", runtime);
@@ -77,7 +77,7 @@ static int part_main(int argc, char **argv, const char *name)
         return 0;
     }
     if (!strcmp(name, "part-silent"))
-        poll(NULL, 0, 20000);
+        poll(NULL, 0, 60000);
     if (!strcmp(name, "part-deaf"))
         signal(SIGTERM, SIG_IGN);
     if (!strcmp(name, "part-leave"))
@@ -87,7 +87,7 @@ static int part_main(int argc, char **argv, const char *name)
     struct pollfd p = {.fd = lifeline, .events = POLLIN};
     if (!strcmp(name, "part-deaf"))
         p.fd = -1;
-    poll(&p, 1, 20000);
+    poll(&p, 1, 60000);
     runtime_remove(runtime);
     return 0;
 }
@@ -99,7 +99,7 @@ struct seen {
     struct supervise *supervise;
     int statuses, ready, failed, stopped;
     char status[256], text[ERR_TEXT_MAX];
-    int64_t failed_ns, stopped_ns;
+    int64_t failed_ns, stopping_ns, stopped_ns;
     void (*when_ready)(struct seen *seen);
     int64_t deadline_ns;
 };
@@ -147,7 +147,7 @@ static void on_deadline(void *arg)
 
 static void begin(struct seen *seen, int64_t start_ns)
 {
-    *seen = (struct seen){.loop = loop_create(), .deadline_ns = clock_now_ns() + 10 * CLOCK_S};
+    *seen = (struct seen){.loop = loop_create(), .deadline_ns = clock_now_ns() + 60 * CLOCK_S};
     struct supervise_config config = {.loop = seen->loop, .bin_dir = bin, .start_ns = start_ns};
     struct err err = {0};
     assert_int_equal(supervise_create(&config, &ops, seen, &seen->supervise, &err), 0);
@@ -171,6 +171,7 @@ static void end(struct seen *seen)
 
 static void stop_it(struct seen *seen)
 {
+    seen->stopping_ns = clock_now_ns();
     supervise_stop(seen->supervise);
 }
 
@@ -238,7 +239,7 @@ static void test_start_has_a_bound(void **state)
 {
     (void)state;
     struct seen seen;
-    begin(&seen, 200 * CLOCK_MS);
+    begin(&seen, 3 * CLOCK_S); /* what part-a may take for its own start */
     add(&seen, "part-a");
     add(&seen, "part-silent");
     assert_int_equal(loop_run(seen.loop), 0);
@@ -323,11 +324,10 @@ static void test_deaf_part_is_killed_in_time(void **state)
     begin(&seen, 0);
     seen.when_ready = stop_it;
     add(&seen, "part-deaf");
-    int64_t from = clock_now_ns();
     assert_int_equal(loop_run(seen.loop), 0);
     assert_int_equal(seen.stopped, 1);
-    assert_true(seen.stopped_ns - from >= SUPERVISE_STOP_NS);
-    assert_true(seen.stopped_ns - from < SUPERVISE_STOP_NS + 2 * CLOCK_S);
+    assert_true(seen.stopped_ns - seen.stopping_ns >= SUPERVISE_STOP_NS);
+    assert_true(seen.stopped_ns - seen.stopping_ns < SUPERVISE_STOP_NS + 10 * CLOCK_S);
     end(&seen);
 }
 
@@ -431,7 +431,7 @@ static void test_killed_supervisor(void **state)
     assert_string_not_equal(temp_list(run_base), "");
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
-    assert_true(proc_wait_gone(pids, 2, clock_now_ns() + 5 * CLOCK_S));
+    assert_true(proc_wait_gone(pids, 2, clock_now_ns() + 60 * CLOCK_S));
     assert_string_equal(temp_list(run_base), "");
     close(told[0]);
     close(told[1]);
