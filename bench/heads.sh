@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What the default of each choice of a selection is worth: heads, pooling, sinks and window, which token's set a step
-# takes, lists by mass; each at two budgets, all on the same positions of the same texts.
+# takes, lists by mass; what the best sets would do; each at two budgets, all on the same positions of the same texts.
 #
 #   bench/heads.sh BIN_FOLDER MODEL.gguf HEAD.safetensors TEXT... [-- OPTION OF `specontext eval`...]
 #
@@ -15,11 +15,11 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do texts+=(-f "$1"); shift; done
 variants=()
 for budget in ${BUDGETS:-512 1024}; do
     for other in ${HEADS-$(ls heads/alternatives/*.safetensors)}; do
-        variants+=("head=$other,budget=$budget")
+        variants+=("head=$other,budget=$budget" "head=$other,oracle=groups,budget=$budget")
     done
     # Sinks, window and selections alter what is attended beside what the head picks.
     for change in pool=max sinks=0 sinks=16 window=16 window=256 selection=previous selection=mixed \
-        min-mass=0.9 min-mass=0.95 top-p=0.9 top-p=0.95 pins=0.25; do
+        min-mass=0.9 min-mass=0.95 top-p=0.9 top-p=0.95 pins=0.25 oracle=heads oracle=groups; do
         variants+=("$change,budget=$budget")
     done
 done

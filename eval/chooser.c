@@ -1,5 +1,5 @@
 /* See chooser.h. The arithmetic is the retriever's own: retriever/projection.h for keys and queries,
- * compute/ for weights, retriever/rank.h for what is picked. Owner: who created it. */
+ * compute/ for weights; sets.h has what is picked. Owner: who created it. */
 #include "eval/chooser.h"
 
 #include <errno.h>
@@ -10,7 +10,6 @@
 #include "base/check.h"
 #include "retriever/keys.h"
 #include "retriever/projection.h"
-#include "retriever/rank.h"
 
 struct chooser {
     struct chooser_options options;
@@ -151,21 +150,8 @@ void chooser_pick(const struct chooser *c, uint32_t group, uint32_t head, const 
 {
     const float *weights = chooser_weights(c, group, head);
     CHECK(span->position + 1 == c->count);
-    if (!c->projection || (choice->min_mass <= 0 && choice->top_p <= 0)) {
+    if (c->projection)
+        sets_choose(ret, weights, choice, span, &head_config(c->options.head)->calibration, scratch);
+    else
         sets_pick(ret, weights, span, scratch->topk);
-        return;
-    }
-    uint32_t always = choice->sinks + choice->window + 1;
-    struct reach_result found;
-    struct rank_item item = {.keys = {.count = c->count},
-                             .sinks = span->sinks,
-                             .limit = span->limit,
-                             .rule = {.k = choice->budget - always,
-                                      .k_max = sets_longest(choice) - always,
-                                      .min_mass = choice->min_mass,
-                                      .top_p = choice->top_p},
-                             .now = ret,
-                             .found = &found};
-    positions_reserve(ret, item.rule.k_max);
-    rank_pick(&item, 0, weights, &head_config(c->options.head)->calibration, scratch);
 }

@@ -10,6 +10,7 @@
 #include "base/alloc.h"
 #include "base/check.h"
 #include "base/pool.h"
+#include "eval/look.h"
 
 static double log_sum(const float *x, uint32_t n, uint32_t *ret_best)
 {
@@ -108,9 +109,12 @@ static bool at_work(const struct run *u, const struct forced_text *t)
     return t->from + u->offset < t->end;
 }
 
+/* Oracles ask nobody. */
 static void add_feeder(struct run *u, uint32_t runner)
 {
     struct lane *lane = u->runners[runner].lane;
+    if (lane_knows(lane))
+        return;
     uint32_t i = 0;
     while (i < u->feeder_count && u->feeders[i].chooser != lane_chooser(lane))
         i++;
@@ -162,8 +166,57 @@ static void choose(void *arg, int index, int thread)
     struct run *u = arg;
     struct runner *n = &u->runners[index];
     (void)thread;
-    if (at_work(u, n->text))
+    if (at_work(u, n->text) && !lane_knows(n->lane))
         n->lists = lane_choose(n->lane, n->text->from + u->offset);
+}
+
+/* The look at a text's token, and whom to tell. */
+struct showing {
+    const struct run *run;
+    const struct forced_text *text;
+    const struct look *look;
+};
+
+static void choose_by(void *arg, int index, int thread)
+{
+    const struct showing *s = arg;
+    struct runner *n = &s->run->runners[index];
+    (void)thread;
+    if (n->text == s->text && lane_knows(n->lane))
+        n->lists = lane_choose_by(n->lane, s->look);
+}
+
+static void show(void *arg, const struct look *look)
+{
+    struct showing *s = arg;
+    s->look = look;
+    pool_run(compute_pool(s->run->engine->compute), (int)s->run->runner_count, choose_by, s);
+}
+
+/* The tokens pass through full attention by themselves, texts that oracles choose for; again with all else in
+ * `step`, which finds the same KV and leaves the same. */
+static int show_oracles(const struct run *u, const struct pages *pages, struct err *err)
+{
+    int r = 0;
+    for (uint32_t t = 0; t < u->text_count && !r; t++) {
+        const struct forced_text *text = &u->texts[t];
+        uint32_t position = text->from + u->offset;
+        bool knows = false;
+        for (uint32_t i = 0; i < u->lanes_each; i++)
+            knows |= lane_knows(u->runners[t * u->lanes_each + i].lane);
+        if (!knows || !at_work(u, text))
+            continue;
+        struct showing showing = {.run = u, .text = text};
+        r = look_run(u->engine, pages,
+                     &(struct look_text){.sequence = t,
+                                         .tokens = text->tokens,
+                                         .first = position,
+                                         .count = position + 1,
+                                         .positions = &position,
+                                         .position_count = 1},
+                     show, &showing, err);
+    }
+    return r;
 }
 
 static void compare(void *arg, int index, int thread)
@@ -224,7 +277,10 @@ static int step(struct run *u, const struct pages *pages, struct err *err)
 {
     struct engine_step steps[ENGINE_LANES] = {0};
     uint32_t count = 0, full[ENGINE_LANES];
-    side_by_side(u, u->feeder_count, feed);
+    side_by_side(u, u->feeder_count, feed); /* reads taps that the next call overwrites */
+    int r = show_oracles(u, pages, err);
+    if (r)
+        return r;
     side_by_side(u, u->runner_count, choose);
     for (uint32_t sequence = 0; sequence < u->text_count * (1 + u->lanes_each); sequence++) {
         uint32_t text = sequence % u->text_count, lane = sequence / u->text_count;
@@ -245,7 +301,7 @@ static int step(struct run *u, const struct pages *pages, struct err *err)
         }
         count++;
     }
-    int r = engine_steps(u->engine, steps, count, err);
+    r = engine_steps(u->engine, steps, count, err);
     if (!r)
         side_by_side(u, u->runner_count, compare);
     return r;

@@ -1,5 +1,6 @@
 /* Sparse against full attention on given texts: each prompt is computed in full, after it each lane goes on
- * token by token with its own sets and its own KV, while the text says what comes next. */
+ * token by token with its own sets and its own KV, while the text says what comes next. Where a lane is an
+ * oracle's, the token passes through full attention first, to be looked at. */
 #ifndef EVAL_FORCED_H
 #define EVAL_FORCED_H
 
@@ -43,7 +44,7 @@ int forced_run(struct engine *engine, const struct forced_text *texts, uint32_t 
                struct lane *const *lanes, uint32_t lanes_each, struct forced_sums *sums, struct err *err);
 
 /* The same for sets alone, without the model: what lanes count about overlap and loading. No chooser looks
- * at the model's hidden states. */
+ * at the model's hidden states, no lane is an oracle's. */
 void forced_choose_only(struct engine *engine, const struct forced_text *texts, uint32_t text_count,
                         struct lane *const *lanes, uint32_t lanes_each);
 

@@ -17,11 +17,13 @@ struct lane {
     struct span span, span_before;          /* that they were picked in */
     bool has;                               /* `picks` holds a set of this sequence */
     uint32_t *group_of;                     /* [layers]; of early layers in mixed mode: groups + group */
+    uint32_t *first_layer;                  /* [groups + 1] */
+    const struct look *look;                /* of an oracle, while it picks */
     uint32_t *items;                        /* [2 * lists][longest + 1] */
     struct attn_list *attended;             /* [2 * lists]: the late ones, then the early ones */
     struct reach_scratch scratch;
     struct positions *pins; /* [lists] attended in all sets of this sequence */
-    float *weights;         /* [capacity], with pins */
+    float *weights;         /* with pins [capacity]; of an oracle [heads + 1][capacity rounded up] */
     struct lane_counts counts;
     struct kv_layout layout;
     struct elastic loaders[LANE_LOADERS];
@@ -59,6 +61,7 @@ static void place_groups(struct lane *n)
 {
     const struct model_config *model = n->options.model;
     const uint32_t *of = chooser_group_of(n->options.chooser);
+    bool each = n->options.oracle == ORACLE_HEADS;
     uint32_t early = n->options.selection == SELECTION_MIXED ? model->layers / 3 : 0;
     n->layout = (struct kv_layout){.layers = model->layers,
                                    .row_heads = n->heads,
@@ -67,26 +70,33 @@ static void place_groups(struct lane *n)
                                    .piece_bytes = 4 * model->head_dim,
                                    .context_max = n->options.capacity};
     n->group_of = mem_alloc(model->layers, sizeof *n->group_of);
+    n->first_layer = mem_alloc(n->groups + 1, sizeof *n->first_layer);
     for (uint32_t l = 0, g = 1; l < model->layers; l++) {
-        n->group_of[l] = of[l] + (l < early ? n->groups : 0);
-        if (l && of[l] != of[l - 1])
-            n->layout.group_first_layer[g++] = l;
+        n->group_of[l] = each ? l : of[l] + (l < early ? n->groups : 0);
+        if (l && (each || of[l] != of[l - 1]))
+            n->first_layer[g++] = l;
     }
-    n->layout.group_first_layer[n->groups] = model->layers;
+    n->first_layer[n->groups] = model->layers;
+    for (uint32_t g = 0; g <= n->groups && n->options.loads; g++)
+        n->layout.group_first_layer[g] = n->first_layer[g];
 }
 
 struct lane *lane_create(const struct lane_options *o)
 {
     struct lane *n = mem_alloc(1, sizeof *n);
+    size_t heads = o->model->kv_heads, averages = (heads + 1) * ((o->capacity + 15ull) & ~15ull);
+    size_t room = o->oracle == ORACLE_GROUPS ? averages : o->pins > 0 ? o->capacity : 0;
+    CHECK(!o->oracle || (o->selection == SELECTION_CURRENT && o->pins <= 0));
+    CHECK(o->oracle != ORACLE_HEADS || !o->loads);
     n->options = *o;
     n->longest = sets_longest(&o->choice);
     n->heads = o->model->kv_heads;
-    n->groups = chooser_groups(o->chooser);
+    n->groups = o->oracle == ORACLE_HEADS ? o->model->layers : chooser_groups(o->chooser);
     n->lists = n->groups * n->heads;
     n->picks = mem_alloc(n->lists, sizeof *n->picks);
     n->before = mem_alloc(n->lists, sizeof *n->before);
     n->pins = mem_alloc(n->lists, sizeof *n->pins);
-    n->weights = mem_alloc(o->pins > 0 ? o->capacity : 0, sizeof *n->weights);
+    n->weights = mem_alloc(room, sizeof *n->weights);
     n->items = mem_alloc(2ull * n->lists * (n->longest + 1), sizeof *n->items);
     n->attended = mem_alloc(2ull * n->lists, sizeof *n->attended);
     n->scratch.topk = mem_alloc(o->capacity, sizeof *n->scratch.topk);
@@ -115,6 +125,7 @@ void lane_free(struct lane **lane)
     mem_free(&n->pins);
     mem_free(&n->weights);
     mem_free(&n->group_of);
+    mem_free(&n->first_layer);
     mem_free(&n->items);
     mem_free(&n->attended);
     mem_free(&n->scratch.topk);
@@ -214,6 +225,22 @@ static void load_all(struct lane *n)
         load(n, i, &set);
 }
 
+/* One oracle's list; the lists of a group's heads follow one another. */
+static void pick_by_look(struct lane *n, uint32_t i)
+{
+    const struct look *k = n->look;
+    uint32_t group = i / n->heads, head = i % n->heads;
+    const float *weights = NULL;
+    if (n->options.oracle == ORACLE_HEADS)
+        weights = look_weights(k, group, head);
+    else {
+        if (head == 0)
+            look_mean(n->weights, k, n->first_layer[group], n->first_layer[group + 1]);
+        weights = n->weights + head * k->stride;
+    }
+    sets_choose(&n->picks[i], weights, &n->options.choice, &n->span, NULL, &n->scratch);
+}
+
 static void pick(struct lane *n, uint32_t position)
 {
     struct positions *swap = n->before;
@@ -222,7 +249,9 @@ static void pick(struct lane *n, uint32_t position)
     n->span_before = n->span;
     n->span = sets_span(&n->options.choice, position);
     for (uint32_t i = 0; i < n->lists; i++) {
-        if (lane_wants_pins(n))
+        if (n->look)
+            pick_by_look(n, i);
+        else if (lane_wants_pins(n))
             pick_beside_pins(n, i);
         else
             chooser_pick(n->options.chooser, i / n->heads, i % n->heads, &n->options.choice, &n->span,
@@ -255,15 +284,16 @@ static void attend(struct lane *n, uint32_t part, const struct positions *picks,
     for (uint32_t i = 0; i < n->lists; i++) {
         uint32_t at = part * n->lists + i, *items = n->items + (size_t)at * (n->longest + 1);
         n->attended[at] = (struct attn_list){sets_attended(items, &span, &picks[i]), items};
-        n->counts.attended += part ? 0 : n->attended[at].count;
-        n->counts.lists += !part;
+        uint32_t layers = n->first_layer[i / n->heads + 1] - n->first_layer[i / n->heads];
+        n->counts.attended += part ? 0 : (uint64_t)n->attended[at].count * layers;
+        n->counts.lists += part ? 0 : layers;
     }
 }
 
 const struct attn_list *lane_choose(struct lane *n, uint32_t position)
 {
     enum selection_mode mode = n->options.selection;
-    CHECK(mode == SELECTION_CURRENT || n->has);
+    CHECK((mode == SELECTION_CURRENT || n->has) && lane_knows(n) == (n->look != NULL));
     pick(n, position);
     if (mode == SELECTION_PREVIOUS)
         attend(n, 0, n->before, n->span_before, position);
@@ -272,6 +302,19 @@ const struct attn_list *lane_choose(struct lane *n, uint32_t position)
     if (mode == SELECTION_MIXED)
         attend(n, 1, n->before, n->span_before, position);
     return n->attended;
+}
+
+bool lane_knows(const struct lane *n)
+{
+    return n->options.oracle != ORACLE_NONE;
+}
+
+const struct attn_list *lane_choose_by(struct lane *n, const struct look *look)
+{
+    n->look = look;
+    const struct attn_list *lists = lane_choose(n, look->position);
+    n->look = NULL;
+    return lists;
 }
 
 const uint32_t *lane_group_of(const struct lane *n)

@@ -86,14 +86,14 @@ int look_run(struct engine *e, const struct pages *pages, const struct look_text
     struct watcher w = {0};
     struct engine_watch watch = {watch_layer, &w};
     w.weights = mem_alloc_aligned(c->q_heads * stride, sizeof *w.weights);
-    for (uint32_t i = 0; i < LOOKS; i++)
+    for (uint32_t i = 0; i < LOOKS && i < t->position_count; i++)
         w.looks[i] = (struct look){
             .layers = c->layers,
             .heads = c->kv_heads,
             .stride = stride,
             .weights = mem_alloc_aligned((size_t)c->layers * c->kv_heads * stride, sizeof(float))};
     int r = 0;
-    for (uint32_t at = 0, next = 0; at < t->count && !r;) {
+    for (uint32_t at = t->first, next = 0; at < t->count && !r;) {
         struct engine_chunk chunk = {
             .pages = pages, .sequence = t->sequence, .tokens = t->tokens, .first = at};
         chunk.count = chunk_length(t, e->chunk, at, next, &w.count);

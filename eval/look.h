@@ -28,8 +28,8 @@ void look_mean(float *ret, const struct look *look, uint32_t first, uint32_t end
 struct look_text {
     uint32_t sequence; /* of the pages */
     const uint32_t *tokens;
-    uint32_t count;
-    const uint32_t *positions; /* ascending, below count */
+    uint32_t first, count;     /* tokens before `first` are in the pages already */
+    const uint32_t *positions; /* ascending, in [first, count) */
     uint32_t position_count;
     float *features; /* rows of taps of all tokens, filled up to the chunk in work; may be NULL */
     uint32_t logits; /* of the last so many tokens of the last chunk */

@@ -31,7 +31,8 @@ static const struct option_entry table[] = {
     {"pool", 0, OPTION_CHOICE, AT(pool), "KIND", "head", 0, 0, "head|max|mean", GROUP_WHAT,
      "pooling over query heads"},
     {"variant", 0, OPTION_TEXTS, AT(variant_texts), "SPEC", NULL, 0, 0, NULL, GROUP_WHAT,
-     "a way to choose beside heads x budgets: head=FILE,budget=512,sinks=16,selection=previous; several"},
+     "a way to choose beside heads x budgets: head=FILE,budget=512,sinks=16,selection=previous, or "
+     "oracle=heads|groups (best sets); several"},
     {"context", 'c', OPTION_TEXT, AT(context_text), "LIST", NULL, 0, 0, NULL, GROUP_MASS,
      "lengths that texts are cut to (default: the model's)"},
     {"from", 0, OPTION_UINT, AT(from), "POSITION", "4096", 1, 0, NULL, GROUP_MASS,
@@ -137,6 +138,14 @@ static int parse_variants(struct eval_options *o, struct err *err)
     return r;
 }
 
+static bool has_oracles(const struct eval_options *o)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < o->variant_texts.count; i++)
+        any |= o->variants[i].oracle != ORACLE_NONE;
+    return any;
+}
+
 static int check(const struct eval_options *o, struct err *err)
 {
     if (!o->model)
@@ -149,6 +158,10 @@ static int check(const struct eval_options *o, struct err *err)
         return err_set(err, -EINVAL, "--plot needs texts: give them with -f");
     if (o->plot && (o->no_mass || o->no_texts))
         return err_set(err, -EINVAL, "--plot draws mass, which --no-mass and --no-texts leave out");
+    if (has_oracles(o) && (o->task_count || o->long_generation || o->no_forced))
+        return err_set(err, -EINVAL,
+                       "--variant oracle= looks at given texts in the model: not with --tasks, "
+                       "--long-generation or --no-forced");
     return thread_cores_check(o->cores, err);
 }
 

@@ -298,14 +298,16 @@ int session_lanes(struct session *s, const struct session_lanes_options *o, stru
             }
             ret->choosers[ret->chooser_count++] = chooser;
         }
+        enum oracle oracle = s->ways[way].variant->oracle;
         struct lane_options options = {.model = s->engine.config,
                                        .chooser = chooser,
                                        .choice = s->ways[way].variant->choice,
                                        .selection = s->ways[way].variant->selection,
                                        .pins = s->ways[way].variant->pins,
                                        .pin_layers = s->ways[way].variant->pin_layers,
+                                       .oracle = oracle,
                                        .capacity = o->capacity,
-                                       .loads = o->loads};
+                                       .loads = o->loads && oracle != ORACLE_HEADS};
         ret->at[ret->count++] = lane_create(&options);
     }
     return 0;

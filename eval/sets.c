@@ -2,6 +2,7 @@
 #include "eval/sets.h"
 
 #include "compute/compute.h"
+#include "retriever/rank.h"
 
 uint32_t sets_longest(const struct choice *c)
 {
@@ -23,6 +24,29 @@ void sets_pick(struct positions *ret, const float *weights, const struct span *s
     ret->count = compute_topk(ret->at, NULL, weights + s->sinks, s->limit - s->sinks, s->most, scratch);
     for (uint32_t i = 0; i < ret->count; i++)
         ret->at[i] += s->sinks;
+}
+
+void sets_choose(struct positions *ret, const float *weights, const struct choice *c, const struct span *span,
+                 const struct calibration *calibration, const struct reach_scratch *scratch)
+{
+    static const struct calibration as_it_is;
+    if (c->min_mass <= 0 && c->top_p <= 0) {
+        sets_pick(ret, weights, span, scratch->topk);
+        return;
+    }
+    uint32_t always = c->sinks + c->window + 1;
+    struct reach_result found;
+    struct rank_item item = {.keys = {.count = span->position + 1},
+                             .sinks = span->sinks,
+                             .limit = span->limit,
+                             .rule = {.k = c->budget - always,
+                                      .k_max = sets_longest(c) - always,
+                                      .min_mass = c->min_mass,
+                                      .top_p = c->top_p},
+                             .now = ret,
+                             .found = &found};
+    positions_reserve(ret, item.rule.k_max);
+    rank_pick(&item, 0, weights, calibration ? calibration : &as_it_is, scratch);
 }
 
 uint32_t sets_attended(uint32_t *ret, const struct span *s, const struct positions *picks)

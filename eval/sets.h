@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "retriever/positions.h"
+#include "retriever/reach.h"
 
 struct choice {
     uint32_t budget, sinks, window; /* budget > sinks + window */
@@ -27,6 +28,12 @@ struct span sets_span(const struct choice *choice, uint32_t position);
 /* The `most` positions of the largest weights, ascending, ties to the lower one. weights [position + 1];
  * scratch [position + 1]. */
 void sets_pick(struct positions *ret, const float *weights, const struct span *span, uint32_t *scratch);
+
+/* The same, or as many as hold the mass that the choice asks for; `calibration` may be NULL: the weights are
+ * the mass itself. Scratch [position + 1] each. */
+void sets_choose(struct positions *ret, const float *weights, const struct choice *choice,
+                 const struct span *span, const struct calibration *calibration,
+                 const struct reach_scratch *scratch);
 
 /* The whole set, ascending, into ret [budget]; returns its length. */
 uint32_t sets_attended(uint32_t *ret, const struct span *span, const struct positions *picks);

@@ -32,6 +32,7 @@ static bool share_of(const char *value, float *ret)
 static bool take(const struct word *w, struct variant *v)
 {
     static const char *const pools[] = {"head", "max", "mean"};
+    static const char *const oracles[] = {"none", "heads", "groups"};
     static const char *const selections[] = {"current", "previous", "mixed"};
     const struct {
         const char *name;
@@ -41,7 +42,7 @@ static bool take(const struct word *w, struct variant *v)
                    {"sinks", &v->choice.sinks, 4096},
                    {"window", &v->choice.window, 65536},
                    {"pin-layers", &v->pin_layers, 65536}};
-    uint32_t selection;
+    uint32_t selection, oracle;
     for (uint32_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         if (!strcmp(w->name, numbers[i].name))
             return parse_u32(w->value, 0, numbers[i].most, numbers[i].to) == 0;
@@ -55,6 +56,10 @@ static bool take(const struct word *w, struct variant *v)
         return choice_of(w->value, pools, 3, &v->pool);
     if (!strcmp(w->name, "selection") && choice_of(w->value, selections, 3, &selection)) {
         v->selection = (enum selection_mode)selection;
+        return true;
+    }
+    if (!strcmp(w->name, "oracle") && choice_of(w->value, oracles, 3, &oracle)) {
+        v->oracle = (enum oracle)oracle;
         return true;
     }
     size_t n = strlen(w->value);
@@ -86,7 +91,7 @@ int variant_parse(const char *text, const struct variant *base, struct variant *
                 err, -EINVAL,
                 "--variant: found '%s' of '%s', expected head=, budget=, max-budget=, sinks=, "
                 "window=, pool=head|max|mean, selection=current|previous|mixed, min-mass=, top-p=, pins=, "
-                "pin-layers=",
+                "pin-layers=, oracle=none|heads|groups",
                 at, text);
     }
     const struct choice *c = &ret->choice;
@@ -96,6 +101,9 @@ int variant_parse(const char *text, const struct variant *base, struct variant *
                        c->budget, c->sinks + c->window);
     if (ret->pins > 0 && (c->min_mass > 0 || c->top_p > 0))
         return err_set(err, -EINVAL, "--variant '%s': pins do not go with lists by mass", text);
+    if (ret->oracle && (ret->pins > 0 || ret->selection != SELECTION_CURRENT))
+        return err_set(err, -EINVAL,
+                       "--variant '%s': oracles choose for the current token and do not go with pins", text);
     if (c->min_mass > 0 && c->max_budget == 0)
         ret->choice.max_budget = 2 * c->budget; /* as run has it */
     return 0;

@@ -1,11 +1,13 @@
 /* One way to choose, as a text: "head=FILE,budget=1024,sinks=4,window=64,pool=mean,selection=previous,
- * min-mass=0.9,max-budget=2048,top-p=0.95,pins=0.25,pin-layers=4". What it leaves out is as in the base. */
+ * min-mass=0.9,max-budget=2048,top-p=0.95,pins=0.25,pin-layers=4,oracle=groups". What it leaves out is as in
+ * the base. */
 #ifndef EVAL_VARIANT_H
 #define EVAL_VARIANT_H
 
 #include <stdint.h>
 
 #include "base/err.h"
+#include "eval/lane.h"
 #include "eval/sets.h"
 #include "proto/control.h"
 
@@ -17,7 +19,8 @@ struct variant {
     uint32_t pool;                 /* 0 as the head recommends, 1 max, 2 mean */
     struct choice choice;
     enum selection_mode selection;
-    float pins;          /* share of the picked positions that is kept for what the prompt's end looked at */
+    float pins; /* share of the picked positions that is kept for what the prompt's end looked at */
+    enum oracle oracle;
     uint32_t pin_layers; /* looked at in the first so many layers; 0: in those of each group */
 };
 

@@ -417,6 +417,10 @@ static void test_options(void **state)
     assert_int_equal(PARSE("-m", "x", "--tasks", "needle,none"), -EINVAL);
     assert_non_null(strstr(err.text, "--tasks"));
     assert_int_equal(PARSE("-m", "x", "-f", "a", "--plot", "p", "--no-mass"), -EINVAL);
+    assert_int_equal(PARSE("-m", "x", "-f", "a", "--variant", "oracle=heads"), 0);
+    assert_int_equal(PARSE("-m", "x", "-f", "a", "--variant", "oracle=heads", "--tasks", "all"), -EINVAL);
+    assert_int_equal(PARSE("-m", "x", "-f", "a", "--variant", "oracle=heads", "--no-forced"), -EINVAL);
+    assert_non_null(strstr(err.text, "--no-forced"));
     assert_int_equal(PARSE("--help"), 1);
 }
 
@@ -427,9 +431,9 @@ static void test_variants(void **state)
     struct err err;
     assert_int_equal(PARSE("-m", "x", "-f", "a", "-b", "512,1024", "--sinks", "8", "--variant",
                            "budget=300,pool=max", "head=h.s,selection=mixed,window=16,top-p=0.5",
-                           "min-mass=0.9", "pins=0.25,pin-layers=4"),
+                           "min-mass=0.9", "pins=0.25,pin-layers=4", "oracle=groups,top-p=0.9"),
                      0);
-    assert_int_equal(o.variant_texts.count, 4);
+    assert_int_equal(o.variant_texts.count, 5);
     const struct variant *v = o.variants;
     assert_int_equal(v[0].choice.budget, 300);
     assert_int_equal(v[0].choice.sinks, 8);
@@ -443,9 +447,24 @@ static void test_variants(void **state)
     assert_int_equal(sets_longest(&v[1].choice), 512);
     assert_int_equal(sets_longest(&v[2].choice), 1024); /* lists that grow: to two budgets */
     assert_true(v[3].pins == 0.25f && v[3].pin_layers == 4 && v[2].pins == 0);
-    static const char *const wrong[] = {
-        "budget", "budget=x",  "pool=none", "selection=", "window=600",         "min-mass=2", "head",
-        "",       "budget=72", "color=red", "top-p=-0.1", "pins=0.5,top-p=0.5", "budget=100,"};
+    assert_int_equal(v[3].oracle, ORACLE_NONE);
+    assert_int_equal(v[4].oracle, ORACLE_GROUPS);
+    static const char *const wrong[] = {"budget",
+                                        "budget=x",
+                                        "pool=none",
+                                        "selection=",
+                                        "window=600",
+                                        "min-mass=2",
+                                        "head",
+                                        "",
+                                        "budget=72",
+                                        "color=red",
+                                        "top-p=-0.1",
+                                        "pins=0.5,top-p=0.5",
+                                        "budget=100,",
+                                        "oracle=best",
+                                        "oracle=heads,selection=previous",
+                                        "pins=0.5,oracle=heads"};
     for (uint32_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         assert_int_equal(PARSE("-m", "x", "-f", "a", "-b", "512", "--sinks", "8", "--variant", wrong[i]),
                          -EINVAL);

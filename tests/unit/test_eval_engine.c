@@ -8,6 +8,7 @@
 #include "eval/decode.h"
 #include "eval/forced.h"
 #include "eval/look.h"
+#include "eval/mass.h"
 
 /* ---- attention weights of a model ---------------------------------------------------------------------- */
 
@@ -446,6 +447,145 @@ static void test_looking_heads_choose_for_themselves(void **state)
     world_free(&w);
 }
 
+/* ---- oracles ------------------------------------------------------------------------------------------- */
+
+static struct lane *make_oracle(const struct world *w, const struct choice *choice, enum oracle oracle)
+{
+    return lane_create(&(struct lane_options){.model = w->engine.config,
+                                              .chooser = w->chooser,
+                                              .choice = *choice,
+                                              .oracle = oracle,
+                                              .capacity = CONTEXT,
+                                              .loads = oracle != ORACLE_HEADS});
+}
+
+struct oracles {
+    struct world *world;
+    struct choice choice;
+    struct mass *mass;
+    struct lane *lanes[2]; /* heads, groups */
+    double attained[2];
+    uint32_t looks;
+};
+
+static void attain(void *arg, const struct look *look)
+{
+    struct oracles *o = arg;
+    for (int i = 0; i < 2; i++) {
+        const struct attn_list *lists = lane_choose_by(o->lanes[i], look);
+        for (uint32_t l = 0; l < look->layers; l++)
+            for (uint32_t h = 0; h < look->heads; h++) {
+                const struct attn_list *list = &lists[lane_group_of(o->lanes[i])[l] * look->heads + h];
+                assert_int_equal(list->count, o->choice.budget);
+                for (uint32_t p = 0; p < list->count; p++) {
+                    assert_true(p == 0 || list->item[p] > list->item[p - 1]);
+                    o->attained[i] += (double)look_weights(look, l, h)[list->item[p]];
+                }
+            }
+    }
+    chooser_feed(o->world->chooser, o->world->tokens + (o->looks ? look->position : 0),
+                 o->looks ? 1 : look->position + 1, NULL, true);
+    mass_add(o->mass, look, o->world->chooser, &o->choice, 0);
+    o->looks += look->layers * look->heads;
+}
+
+/* What the oracles' lists attain is what mass.h says of the best sets, from tokens that stand in the pages
+ * already too. */
+static void test_oracles_attain_the_best_mass(void **state)
+{
+    struct world *w = world_make(2, *state);
+    struct oracles o = {.world = w,
+                        .choice = {.budget = 40, .sinks = 4, .window = 16},
+                        .mass = mass_create(RIG_LAYERS, RIG_KV_HEADS)};
+    const uint32_t positions[] = {330, 331};
+    struct pages pages = {0};
+    struct err err = {0};
+    o.lanes[0] = make_oracle(w, &o.choice, ORACLE_HEADS);
+    o.lanes[1] = make_oracle(w, &o.choice, ORACLE_GROUPS);
+    assert_int_equal(
+        engine_pages(&w->engine, &(struct pages_sequence){.positions = CONTEXT}, 1, &pages, &err), 0);
+    assert_int_equal(engine_prefill(&w->engine, &pages, 0, w->tokens, 330, NULL, &err), 0);
+    struct look_text text = {
+        .tokens = w->tokens, .first = 330, .count = 332, .positions = positions, .position_count = 2};
+    assert_int_equal(look_run(&w->engine, &pages, &text, attain, &o, &err), 0);
+    assert_int_equal(o.looks, 2 * RIG_LAYERS * RIG_KV_HEADS);
+    struct mass_figures f = mass_figures(o.mass);
+    assert_true(fabs(o.attained[0] / o.looks - f.best_head) < 1e-6);
+    assert_true(fabs(o.attained[1] / o.looks - f.best_group) < 1e-6);
+    assert_true(f.best_head > f.best_group + 1e-3 && f.best_group > f.mean + 1e-3);
+    assert_true(lane_figures(lane_counts(o.lanes[0])).attended == 40);
+    for (int i = 0; i < 2; i++)
+        lane_free(&o.lanes[i]);
+    mass_free(&o.mass);
+    engine_pages_free(&w->engine, &pages);
+    world_free(&w);
+}
+
+/* Lists of a group count once for each of its layers. */
+static void test_attended_is_a_mean_over_layers(void **state)
+{
+    (void)state;
+    struct world *w = world_make(2, NULL);
+    const struct choice heavy = {40, 4, 16, 120, 0.9f, 0};
+    struct lane *lane = make_lane(w, w->chooser, &heavy, SELECTION_CURRENT);
+    double by_layer = 0, by_list = 0;
+    chooser_feed(w->chooser, w->tokens, 300, NULL, true);
+    const struct attn_list *lists = lane_choose(lane, 299);
+    for (uint32_t h = 0; h < RIG_KV_HEADS; h++) {
+        for (uint32_t l = 0; l < RIG_LAYERS; l++)
+            by_layer += lists[lane_group_of(lane)[l] * RIG_KV_HEADS + h].count;
+        by_list += lists[h].count + lists[RIG_KV_HEADS + h].count;
+    }
+    by_layer /= RIG_LAYERS * RIG_KV_HEADS;
+    by_list /= 2 * RIG_KV_HEADS;
+    double attended = lane_figures(lane_counts(lane)).attended;
+    assert_true(fabs(attended - by_layer) < 1e-9 && fabs(attended - by_list) > 1e-3);
+    lane_free(&lane);
+    world_free(&w);
+}
+
+/* Followed through texts: whole budgets are full attention, small ones come nearer to it than heads do, and
+ * nobody beside them is touched. */
+static void test_oracles_are_followed(void **state)
+{
+    enum { WAYS = 6, TEXTS = 2 };
+    struct world *w = world_make(2, *state);
+    const struct choice all = {.budget = CONTEXT, .sinks = 4, .window = 16},
+                        few = {.budget = 60, .sinks = 4, .window = 16}, share = {30, 4, 16, 120, 0.9999f, 0};
+    struct chooser *newest[TEXTS] = {make_chooser(w, true), make_chooser(w, true)};
+    struct chooser *second = make_chooser(w, false);
+    struct lane *lanes[TEXTS * WAYS];
+    for (int t = 0; t < TEXTS; t++) {
+        struct lane **to = &lanes[t * WAYS];
+        to[0] = make_oracle(w, &all, ORACLE_HEADS);
+        to[1] = make_oracle(w, &few, ORACLE_HEADS);
+        to[2] = make_oracle(w, &few, ORACLE_GROUPS);
+        to[3] = make_oracle(w, &share, ORACLE_HEADS);
+        to[4] = make_lane(w, newest[t], &few, SELECTION_CURRENT);
+        to[5] = make_lane(w, t ? second : w->chooser, &few, SELECTION_CURRENT);
+    }
+    const struct forced_text texts[] = {{w->tokens, CONTEXT, 300, 330}, {w->tokens + 7, 200, 129, 180}};
+    struct forced_sums sums[WAYS] = {0}, alone[1] = {0};
+    struct err err = {0};
+    assert_int_equal(forced_run(&w->engine, texts, TEXTS, lanes, WAYS, sums, &err), 0);
+    struct lane *beside[] = {lanes[5], lanes[WAYS + 5]};
+    assert_int_equal(forced_run(&w->engine, texts, TEXTS, beside, 1, alone, &err), 0);
+    for (int i = 0; i < WAYS; i++)
+        assert_int_equal(sums[i].positions, 30 + 51);
+    assert_true(sums[0].kl == 0 && sums[0].loss_full == sums[0].loss_sparse);
+    assert_true(0 < sums[1].kl && sums[1].kl < sums[2].kl);
+    assert_true(sums[2].kl < sums[4].kl && sums[2].kl < sums[5].kl);
+    double attended = lane_figures(lane_counts(lanes[3])).attended;
+    assert_true(attended > 30 && attended < 120); /* some lists grew */
+    assert_true(alone[0].kl == sums[5].kl && alone[0].loss_full == sums[5].loss_full);
+    for (int i = 0; i < TEXTS * WAYS; i++)
+        lane_free(&lanes[i]);
+    for (int t = 0; t < TEXTS; t++)
+        chooser_free(&newest[t]);
+    chooser_free(&second);
+    world_free(&w);
+}
+
 /* ---- devices ------------------------------------------------------------------------------------------- */
 
 static void test_devices_agree(void **state)
@@ -513,6 +653,11 @@ int main(void)
         cmocka_unit_test_prestate(test_looking_heads_are_fed, gpu),
         cmocka_unit_test(test_looking_heads_choose_for_themselves),
         cmocka_unit_test_prestate(test_looking_heads_choose_for_themselves, gpu),
+        cmocka_unit_test(test_oracles_attain_the_best_mass),
+        cmocka_unit_test_prestate(test_oracles_attain_the_best_mass, gpu),
+        cmocka_unit_test(test_attended_is_a_mean_over_layers),
+        cmocka_unit_test(test_oracles_are_followed),
+        cmocka_unit_test_prestate(test_oracles_are_followed, gpu),
         cmocka_unit_test(test_devices_agree),
         cmocka_unit_test(test_devices_are_refused),
     };
