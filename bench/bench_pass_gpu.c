@@ -8,7 +8,7 @@
  *
  * The floor: bytes of the weights (embedding left out) and of the rows attended over the rate of a copy
  * measured in the same run. Without a GPU nothing is run. */
-#include <math.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,12 +21,18 @@
 enum { PAGE = 64, HEADS = 8, DIM = 128, PIECE = 4 * DIM, PAGE_BYTES = HEADS * PAGE * PIECE };
 enum { ATTENTION = 1, PRODUCTS = 2, SMALL = 4, SAMPLING = 8, TABLES = 16, EVERYTHING = 31 };
 enum { RUN = 4, FLAGS_MAX = 128 };
-enum { RUNS = 15, BLOCK_BYTES = 64 << 20, COPY_BYTES = 1 << 30 };
+enum { RUNS = 15, COPIES = 4, BLOCK_BYTES = 64 << 20, COPY_BYTES = 1 << 30 };
 
 struct settings {
     const char *device;
     uint32_t requests, context, budget, layers;
 };
+
+#define NUMBER(field, first, low, high, what)                                                         \
+    {                                                                                                 \
+        .name = #field, .kind = OPTION_UINT, .at = offsetof(struct settings, field), .argument = "N", \
+        .initial = first, .least = low, .most = high, .group = "Options", .text = what                \
+    }
 
 static const struct option_entry options[] = {{.name = "device",
                                                .kind = OPTION_TEXT,
@@ -35,42 +41,10 @@ static const struct option_entry options[] = {{.name = "device",
                                                .initial = "cuda:0",
                                                .group = "Options",
                                                .text = "the GPU"},
-                                              {.name = "requests",
-                                               .kind = OPTION_UINT,
-                                               .at = offsetof(struct settings, requests),
-                                               .argument = "N",
-                                               .initial = "32",
-                                               .least = 1,
-                                               .most = 256,
-                                               .group = "Options",
-                                               .text = "sequences"},
-                                              {.name = "context",
-                                               .kind = OPTION_UINT,
-                                               .at = offsetof(struct settings, context),
-                                               .argument = "N",
-                                               .initial = "16384",
-                                               .least = PAGE,
-                                               .most = 1 << 20,
-                                               .group = "Options",
-                                               .text = "positions of each"},
-                                              {.name = "budget",
-                                               .kind = OPTION_UINT,
-                                               .at = offsetof(struct settings, budget),
-                                               .argument = "N",
-                                               .initial = "2048",
-                                               .least = 1,
-                                               .most = 1 << 17,
-                                               .group = "Options",
-                                               .text = "positions attended"},
-                                              {.name = "layers",
-                                               .kind = OPTION_UINT,
-                                               .at = offsetof(struct settings, layers),
-                                               .argument = "N",
-                                               .initial = "32",
-                                               .least = 1,
-                                               .most = 128,
-                                               .group = "Options",
-                                               .text = "layers"},
+                                              NUMBER(requests, "32", 1, 256, "sequences"),
+                                              NUMBER(context, "16384", PAGE, 1 << 20, "positions of each"),
+                                              NUMBER(budget, "2048", 1, 1 << 17, "positions attended"),
+                                              NUMBER(layers, "32", 1, 128, "layers"),
                                               {0}};
 
 struct table {
@@ -366,17 +340,16 @@ static int queue(struct rig *g, struct err *err)
     return r < 0 ? r : pass_gpu_sample(g->pass, g->batch.logits, &g->sampling, err);
 }
 
-/* Median milliseconds of a graph's launch. */
-static double time_graph(struct rig *g, struct gpu_graph *graph)
+/* Median milliseconds of what `launch` queues, after two that do not count. */
+static double median_ms(struct rig *g, void (*launch)(struct rig *g, struct gpu_graph *graph),
+                        struct gpu_graph *graph)
 {
     struct err err = {0};
     float ms[RUNS];
-    const uint32_t values[FLAGS_MAX] = {0};
-    CHECK(g->api->graph_flags(graph) <= FLAGS_MAX);
     for (int i = -2; i < RUNS; i++) {
         float last = 0;
         must(g->api->event_record(g->begin, g->device->stream), &err);
-        must(g->api->graph_launch(graph, values, g->device->stream), &err);
+        launch(g, graph);
         must(g->api->event_record(g->end, g->device->stream), &err);
         must(g->api->stream_sync(g->device->stream), &err);
         must(g->api->event_elapsed(g->begin, g->end, &last), &err);
@@ -385,6 +358,13 @@ static double time_graph(struct rig *g, struct gpu_graph *graph)
     }
     qsort(ms, RUNS, sizeof *ms, by_value);
     return (double)ms[RUNS / 2];
+}
+
+static void launch_graph(struct rig *g, struct gpu_graph *graph)
+{
+    const uint32_t values[FLAGS_MAX] = {0};
+    CHECK(g->api->graph_flags(graph) <= FLAGS_MAX);
+    must(g->api->graph_launch(graph, values, g->device->stream), &(struct err){0});
 }
 
 static double time_parts(struct rig *g, int parts)
@@ -398,29 +378,29 @@ static double time_parts(struct rig *g, int parts)
     int r = queue(g, &err);
     must(g->api->capture_end(g->device->gpu, g->device->stream, &graph, &err), &err);
     must(r, &err);
-    double ms = time_graph(g, graph);
+    double ms = median_ms(g, launch_graph, graph);
     g->api->graph_free(&graph);
     return ms;
 }
 
+/* Half of the pool, 1 GiB at most, from its other half. */
+static uint64_t copy_bytes(const struct rig *g)
+{
+    return g->pool_bytes / 2 < COPY_BYTES ? g->pool_bytes / 2 : COPY_BYTES;
+}
+
+static void launch_copies(struct rig *g, struct gpu_graph *graph)
+{
+    (void)graph;
+    for (int i = 0; i < COPIES; i++)
+        must(g->api->copy(g->pool, g->pool + g->pool_bytes / 2, copy_bytes(g), g->device->stream),
+             &(struct err){0});
+}
+
 static void measure_copy(struct rig *g)
 {
-    struct err err = {0};
-    uint64_t bytes = g->pool_bytes / 2 < COPY_BYTES ? g->pool_bytes / 2 : COPY_BYTES;
-    float ms[RUNS];
-    for (int i = -1; i < RUNS; i++) {
-        float last = 0;
-        must(g->api->event_record(g->begin, g->device->stream), &err);
-        for (int j = 0; j < 4; j++)
-            must(g->api->copy(g->pool, g->pool + g->pool_bytes / 2, bytes, g->device->stream), &err);
-        must(g->api->event_record(g->end, g->device->stream), &err);
-        must(g->api->stream_sync(g->device->stream), &err);
-        must(g->api->event_elapsed(g->begin, g->end, &last), &err);
-        if (i >= 0)
-            ms[i] = last;
-    }
-    qsort(ms, RUNS, sizeof *ms, by_value);
-    g->copy_rate = 8.0 * (double)bytes / ((double)ms[RUNS / 2] * 1e-3);
+    double seconds = median_ms(g, launch_copies, NULL) * 1e-3;
+    g->copy_rate = 2.0 * COPIES * (double)copy_bytes(g) / seconds;
 }
 
 static void report(struct rig *g)
@@ -479,6 +459,9 @@ int main(int argc, char **argv)
     static struct rig g; /* memory and device go with the process */
     struct err err = {0};
     int r = options_parse(options, argc, argv, &g.o, &err);
+    if (r == 0 && g.o.budget > g.o.context)
+        r = err_set(&err, -EINVAL, "--budget: found %u, expected at most the context of %u", g.o.budget,
+                    g.o.context);
     if (r < 0)
         fprintf(stderr, "%s: %s\n", argv[0], err.text);
     else if (r > 0)

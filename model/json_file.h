@@ -1,6 +1,6 @@
 /* JSON in a model's files: the small ones beside its weights, with typed access to their fields and errors
- * that name file, field, what was found and what was expected; large ones by callbacks. Stateless: any thread.
- * Not for other folders. */
+ * that name file, field, what was found and what was expected; large ones by callbacks. Stateless: any
+ * thread. Not for other folders. */
 #ifndef MODEL_JSON_FILE_H
 #define MODEL_JSON_FILE_H
 
