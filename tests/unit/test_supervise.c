@@ -161,6 +161,17 @@ static void add(struct seen *seen, const char *program)
     assert_int_equal(supervise_start(seen->supervise, &part, &err), 0);
 }
 
+/* Until no part is left; the failure is told once, in a text that has all of these words. */
+#define RUN_TO_FAILURE(seen, ...) run_to_failure(seen, (const char *const[]){__VA_ARGS__, NULL})
+
+static void run_to_failure(struct seen *seen, const char *const *words)
+{
+    assert_int_equal(loop_run(seen->loop), 0);
+    assert_int_equal(seen->failed, 1);
+    for (; *words; words++)
+        assert_non_null(strstr(seen->text, *words));
+}
+
 static void end(struct seen *seen)
 {
     supervise_free(&seen->supervise);
@@ -212,11 +223,7 @@ static void test_killed_part_is_named(void **state)
     add(&seen, "part-b");
     char pid[32];
     snprintf(pid, sizeof pid, "(pid %d)", (int)supervise_pid(seen.supervise, "part-b"));
-    assert_int_equal(loop_run(seen.loop), 0);
-    assert_int_equal(seen.failed, 1);
-    assert_non_null(strstr(seen.text, "part-b"));
-    assert_non_null(strstr(seen.text, pid));
-    assert_non_null(strstr(seen.text, "signal 9"));
+    RUN_TO_FAILURE(&seen, "part-b", pid, "signal 9");
     assert_int_equal(seen.stopped, 1);
     end(&seen);
 }
@@ -228,10 +235,7 @@ static void test_exit_while_starting(void **state)
     begin(&seen, 0);
     add(&seen, "part-a");
     add(&seen, "part-exit3");
-    assert_int_equal(loop_run(seen.loop), 0);
-    assert_int_equal(seen.failed, 1);
-    assert_non_null(strstr(seen.text, "part-exit3"));
-    assert_non_null(strstr(seen.text, "exit code 3 while starting"));
+    RUN_TO_FAILURE(&seen, "part-exit3", "exit code 3 while starting");
     end(&seen);
 }
 
@@ -242,11 +246,8 @@ static void test_start_has_a_bound(void **state)
     begin(&seen, 3 * CLOCK_S); /* what part-a may take for its own start */
     add(&seen, "part-a");
     add(&seen, "part-silent");
-    assert_int_equal(loop_run(seen.loop), 0);
-    assert_int_equal(seen.failed, 1);
+    RUN_TO_FAILURE(&seen, "part-silent", "did not become ready");
     assert_int_equal(seen.ready, 0);
-    assert_non_null(strstr(seen.text, "part-silent"));
-    assert_non_null(strstr(seen.text, "did not become ready"));
     end(&seen);
 }
 
@@ -272,10 +273,7 @@ static void test_stopped_part_is_named_and_killed(void **state)
     seen.when_ready = lose_deaf;
     add(&seen, "part-a");
     add(&seen, "part-deaf");
-    assert_int_equal(loop_run(seen.loop), 0);
-    assert_int_equal(seen.failed, 1);
-    assert_non_null(strstr(seen.text, "part-deaf"));
-    assert_non_null(strstr(seen.text, "stopped by signal 19"));
+    RUN_TO_FAILURE(&seen, "part-deaf", "stopped by signal 19");
     end(&seen);
 }
 
@@ -294,10 +292,7 @@ static void test_end_of_who_waited_is_not_blamed(void **state)
     seen.when_ready = stop_deaf_and_leave;
     add(&seen, "part-leave");
     add(&seen, "part-deaf");
-    assert_int_equal(loop_run(seen.loop), 0);
-    assert_int_equal(seen.failed, 1);
-    assert_non_null(strstr(seen.text, "part-deaf"));
-    assert_non_null(strstr(seen.text, "stopped by signal 19"));
+    RUN_TO_FAILURE(&seen, "part-deaf", "stopped by signal 19");
     end(&seen);
 }
 
@@ -309,11 +304,8 @@ static void test_stopped_while_starting(void **state)
     add(&seen, "part-a");
     add(&seen, "part-silent");
     kill(supervise_pid(seen.supervise, "part-silent"), SIGSTOP);
-    assert_int_equal(loop_run(seen.loop), 0);
-    assert_int_equal(seen.failed, 1);
+    RUN_TO_FAILURE(&seen, "part-silent", "stopped by signal 19");
     assert_int_equal(seen.ready, 0);
-    assert_non_null(strstr(seen.text, "part-silent"));
-    assert_non_null(strstr(seen.text, "stopped by signal 19"));
     end(&seen);
 }
 
