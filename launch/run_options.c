@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "base/options.h"
+#include "base/check.h"
 #include "base/thread.h"
 #include "compute/gpu.h"
 #include "proto/control.h"
@@ -133,7 +133,7 @@ static const struct option_entry table[] = {
 _Static_assert(SELECTION_CURRENT == 0 && SELECTION_PREVIOUS == 1 && SELECTION_MIXED == 2,
                "order of --selection");
 
-int run_options_check_mass(const struct run_options *o, struct err *err)
+static int check_mass(const struct run_options *o, struct err *err)
 {
     const char *rule = o->min_mass > 0       ? "--min-mass"
                        : o->budget_top_p > 0 ? "--budget-top-p"
@@ -146,13 +146,6 @@ int run_options_check_mass(const struct run_options *o, struct err *err)
     if (o->max_budget && o->max_budget < o->budget)
         return err_set(err, -EINVAL, "--max-budget: found %u, expected 0 or at least --budget (%u)",
                        o->max_budget, o->budget);
-    return 0;
-}
-
-int run_options_check_offload(const struct run_options *o, struct err *err)
-{
-    if (o->no_offload && o->offload_layers)
-        return err_set(err, -EINVAL, "--offload-layers: not together with --no-offload");
     return 0;
 }
 
@@ -175,7 +168,7 @@ struct run_lists run_options_lists(const struct run_options *o, uint32_t context
     return ret;
 }
 
-int run_options_check_devices(struct run_options *o, struct err *err)
+static int check_devices(struct run_options *o, struct err *err)
 {
     if (!o->retriever_device)
         o->retriever_device = o->device;
@@ -193,11 +186,26 @@ int run_options_check_devices(struct run_options *o, struct err *err)
     return 0;
 }
 
-/* Rules between options; each names the option that is to change. */
-static int check(const struct run_options *o, struct err *err)
+int run_options_check(struct run_options *o, struct err *err)
 {
     if (!o->model)
         return err_set(err, -EINVAL, "--model is missing");
+    uint64_t pinned = (uint64_t)o->sinks + o->window + 1;
+    if (o->attention == RUN_SPARSE && o->budget <= pinned)
+        return err_set(err, -EINVAL,
+                       "--budget: found %u, expected more than sinks + window + the token itself (%llu)",
+                       o->budget, (unsigned long long)pinned);
+    if (o->no_offload && o->offload_layers)
+        return err_set(err, -EINVAL, "--offload-layers: not together with --no-offload");
+    int r = check_mass(o, err);
+    if (!r)
+        r = check_devices(o, err);
+    return r ? r : thread_cores_check(o->cores, err);
+}
+
+/* Rules of prompts. */
+static int check_prompt(const struct run_options *o, struct err *err)
+{
     if (!o->prompt && !o->file && !o->prompts)
         return err_set(err, -EINVAL, "--prompt, --file or --prompts is missing");
     if (o->prompts && (o->prompt || o->file))
@@ -206,20 +214,18 @@ static int check(const struct run_options *o, struct err *err)
         return err_set(err, -EINVAL, "--system: only with --chat");
     if (o->chat_template && !o->chat)
         return err_set(err, -EINVAL, "--chat-template: only with --chat");
-    uint64_t pinned = (uint64_t)o->sinks + o->window + 1;
-    if (o->attention == RUN_SPARSE && o->budget <= pinned)
-        return err_set(err, -EINVAL,
-                       "--budget: found %u, expected more than sinks + window + the token itself (%llu)",
-                       o->budget, (unsigned long long)pinned);
-    int r = run_options_check_mass(o, err);
-    if (r)
-        return r;
-    r = run_options_check_offload(o, err);
-    if (r)
-        return r;
     if (o->context == 1)
         return err_set(err, -EINVAL, "--ctx-size: found 1, expected 0 or at least 2");
-    return thread_cores_check(o->cores, err);
+    return 0;
+}
+
+const struct option_entry *run_options_entry(const char *name)
+{
+    const struct option_entry *e = table;
+    while (e->name && strcmp(e->name, name) != 0)
+        e++;
+    CHECK(e->name);
+    return e;
 }
 
 int run_options_parse(int argc, char **argv, struct run_options *ret_options, struct err *err)
@@ -227,8 +233,8 @@ int run_options_parse(int argc, char **argv, struct run_options *ret_options, st
     *ret_options = (struct run_options){0};
     int r = options_parse(table, argc, argv, ret_options, err);
     if (r == 0)
-        r = check(ret_options, err);
-    return r ? r : run_options_check_devices(ret_options, err);
+        r = run_options_check(ret_options, err);
+    return r ? r : check_prompt(ret_options, err);
 }
 
 void run_options_help(FILE *to)

@@ -9,6 +9,7 @@
 
 #include "base/err.h"
 #include "base/log.h"
+#include "base/options.h"
 
 enum run_attention { RUN_SPARSE, RUN_FULL };
 
@@ -44,19 +45,17 @@ struct run_options {
     int64_t seed; /* -1: a random one */
 };
 
-/* Devices: their names, the retriever's default, what goes together. For every program that has these
- * options. */
-int run_options_check_devices(struct run_options *options, struct err *err);
+/* The entry of an option that is there, for programs that have the same one; `at` is an offset into struct
+ * run_options. */
+const struct option_entry *run_options_entry(const char *name);
+
+/* Rules between these options, whoever has them; the retriever's device is in force after it. 0 or -EINVAL
+ * with one line that names the option. */
+int run_options_check(struct run_options *options, struct err *err);
 
 /* 0; 1 when help was asked for; -EINVAL with one line that names the option. Strings lead into argv. */
 int run_options_parse(int argc, char **argv, struct run_options *ret_options, struct err *err);
 void run_options_help(FILE *to);
-
-/* Rules between --budget and what makes lists longer or shorter; part of run_options_parse. */
-int run_options_check_mass(const struct run_options *options, struct err *err);
-
-/* Rules between options of offloading; part of run_options_parse. */
-int run_options_check_offload(const struct run_options *options, struct err *err);
 
 /* The largest budget of a list that may grow, in a context of so many positions. */
 uint32_t run_options_budget_max(const struct run_options *options, uint32_t context);
