@@ -183,6 +183,35 @@ static void test_plan_of_a_card(void **state)
     }
 }
 
+/* README.md names every field of a report. */
+static void test_report_is_documented(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    struct runcase c;
+    RUNCASE_START(&c, "-p", "x", "-n", "1");
+    runcase_end(&c, 0, clock_now_ns() + SHORT_NS);
+    FILE *from = fopen("README.md", "re");
+    assert_non_null(from);
+    static char text[1 << 16];
+    size_t bytes = fread(text, 1, sizeof text - 1, from);
+    fclose(from);
+    text[bytes] = 0;
+    char *begin = strstr(text, "### The report"), *end = begin ? strstr(begin, "### Exit codes") : NULL;
+    assert_non_null(end);
+    *end = 0;
+    const char *name;
+    json_t *value;
+    json_object_foreach(c.report, name, value)
+    {
+        char quoted[64];
+        snprintf(quoted, sizeof quoted, "`%s`", name);
+        if (!strstr(begin, quoted))
+            fail_msg("README.md: the report: %s is not there", quoted);
+    }
+    runcase_free(&c);
+}
+
 /* A head that is none: the retriever says so, and the part is named. */
 static void test_bad_head(void **state)
 {
@@ -341,6 +370,7 @@ int main(void)
         cmocka_unit_test(test_bad_head),
         cmocka_unit_test(test_too_little_memory),
         cmocka_unit_test(test_report_places),
+        cmocka_unit_test(test_report_is_documented),
         cmocka_unit_test(test_short_context),
         cmocka_unit_test(test_full_output),
         cmocka_unit_test(test_closed_output),
