@@ -22,10 +22,11 @@
 #include "tests/lib/ggufgen.h"
 #include "tests/lib/ggufgen_arch.h"
 
-static double now(void)
+/* Seconds of a processor that this process has had: what others take is not counted. */
+static double spent(void)
 {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
@@ -47,13 +48,13 @@ static void check_refused(const char *path, int code, const char *words)
 {
     struct model *m = NULL;
     struct err err = {0};
-    double begin = now();
+    double begin = spent();
     long before = peak_kib();
     int rc = model_open(path, &m, &err);
     if (rc != code || !strstr(err.text, words) || strchr(err.text, '\n'))
         fail_msg("found %d \"%s\", expected %d \"%s\"", rc, err.text, code, words);
     assert_null(m);
-    assert_true(now() - begin < 1);
+    assert_true(spent() - begin < 3); /* what is quadratic takes minutes */
 #ifndef __SANITIZE_ADDRESS__
     assert_true(peak_kib() - before < 64 << 10);
 #else
