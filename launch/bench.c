@@ -373,11 +373,6 @@ static void on_done(void *arg, uint32_t request, const struct msg_done *done)
     end_round(b);
 }
 
-static void on_progress(void *arg, uint32_t request, const struct msg_progress *progress)
-{
-    (void)arg, (void)request, (void)progress;
-}
-
 static void on_attached(void *arg)
 {
     struct bench *b = arg;
@@ -399,17 +394,8 @@ static void on_report(void *arg, enum client_part part, const char *json, uint32
         end_round(b);
 }
 
-static const struct client_ops client_ops = {.attached = on_attached,
-                                             .lost = on_lost,
-                                             .progress = on_progress,
-                                             .tokens = on_tokens,
-                                             .done = on_done,
-                                             .report = on_report};
-
-static void on_status(void *arg, const char *part, const char *text)
-{
-    (void)arg, (void)part, (void)text;
-}
+static const struct client_ops client_ops = {
+    .attached = on_attached, .lost = on_lost, .tokens = on_tokens, .done = on_done, .report = on_report};
 
 static void on_ready(void *arg)
 {
@@ -434,7 +420,7 @@ static void on_stopped(void *arg)
 }
 
 static const struct supervise_ops supervise_ops = {
-    .status = on_status, .ready = on_ready, .failed = on_failed, .stopped = on_stopped};
+    .ready = on_ready, .failed = on_failed, .stopped = on_stopped};
 
 static void on_signal(void *arg, int number)
 {

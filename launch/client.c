@@ -54,7 +54,8 @@ static void on_welcome(void *arg, const struct msg_hello *hello, uint64_t epoch)
             return;
     if (!client->attached) {
         client->attached = true;
-        client->ops->attached(client->arg);
+        if (client->ops->attached)
+            client->ops->attached(client->arg);
     }
 }
 
@@ -71,7 +72,8 @@ static void on_refusal(struct peer *peer, const struct msg *msg)
     if (peer->part == CLIENT_DECODER && msg->id) {
         struct msg_done done = {.reason = FINISH_ERROR, .code = msg->error.code};
         snprintf(done.text, sizeof done.text, "%s", msg->error.text);
-        client->ops->done(client->arg, (uint32_t)msg->id - 1, &done);
+        if (client->ops->done)
+            client->ops->done(client->arg, (uint32_t)msg->id - 1, &done);
         return;
     }
     client->ops->lost(client->arg, peer->part, msg->error.text);
@@ -85,16 +87,20 @@ static void on_message(void *arg, struct msg *msg)
     uint32_t request = (uint32_t)msg->id - 1; /* ids on the wire begin at 1: 0 is the greeting's */
     switch (msg->kind) {
     case MSG_PROGRESS:
-        ops->progress(to, request, &msg->progress);
+        if (ops->progress)
+            ops->progress(to, request, &msg->progress);
         break;
     case MSG_TOKEN:
-        ops->tokens(to, request, &msg->token.tokens);
+        if (ops->tokens)
+            ops->tokens(to, request, &msg->token.tokens);
         break;
     case MSG_DONE:
-        ops->done(to, request, &msg->done);
+        if (ops->done)
+            ops->done(to, request, &msg->done);
         break;
     case MSG_REPORT:
-        ops->report(to, peer->part, msg->report.json.data, msg->report.json.bytes);
+        if (ops->report)
+            ops->report(to, peer->part, msg->report.json.data, msg->report.json.bytes);
         break;
     case MSG_ERROR:
         on_refusal(peer, msg);

@@ -18,6 +18,7 @@ const char *client_part_name(enum client_part part);
 
 struct client;
 
+/* All but `lost` may be NULL. */
 struct client_ops {
     void (*attached)(void *arg); /* all three have answered the greeting; once */
     void (*lost)(void *arg, enum client_part part, const char *why); /* silent, refused us, or was replaced */

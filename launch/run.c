@@ -284,20 +284,8 @@ static void on_lost(void *arg, enum client_part part, const char *why)
     supervise_lost(run->supervise, client_part_program(part), why);
 }
 
-static void on_report(void *arg, enum client_part part, const char *json, uint32_t bytes)
-{
-    (void)arg; /* nothing was asked */
-    (void)part;
-    (void)json;
-    (void)bytes;
-}
-
-static const struct client_ops client_ops = {.attached = on_attached,
-                                             .lost = on_lost,
-                                             .progress = on_progress,
-                                             .tokens = on_tokens,
-                                             .done = on_done,
-                                             .report = on_report};
+static const struct client_ops client_ops = {
+    .attached = on_attached, .lost = on_lost, .progress = on_progress, .tokens = on_tokens, .done = on_done};
 
 /* ---- parts and time ------------------------------------------------------------------------------------ */
 

@@ -44,36 +44,10 @@ struct status {
     json_t *answers[CLIENT_PARTS]; /* NULL: none yet */
 };
 
-static void on_attached(void *arg)
-{
-    (void)arg; /* each is asked as soon as it greets, by the tick */
-}
-
 static void on_lost(void *arg, enum client_part part, const char *why)
 {
     (void)arg;
     fprintf(stderr, "specontext status: %s: %s\n", client_part_program(part), why);
-}
-
-static void on_progress(void *arg, uint32_t request, const struct msg_progress *progress)
-{
-    (void)arg; /* requests belong to others */
-    (void)request;
-    (void)progress;
-}
-
-static void on_tokens(void *arg, uint32_t request, const struct msg_u32s *tokens)
-{
-    (void)arg;
-    (void)request;
-    (void)tokens;
-}
-
-static void on_done(void *arg, uint32_t request, const struct msg_done *done)
-{
-    (void)arg;
-    (void)request;
-    (void)done;
 }
 
 static int missing(const struct status *status)
@@ -98,13 +72,9 @@ static void on_report(void *arg, enum client_part part, const char *json, uint32
         loop_stop(status->loop, 0);
 }
 
-static const struct client_ops ops = {.attached = on_attached,
-                                      .lost = on_lost,
-                                      .progress = on_progress,
-                                      .tokens = on_tokens,
-                                      .done = on_done,
-                                      .report = on_report};
+static const struct client_ops ops = {.lost = on_lost, .report = on_report};
 
+/* Each part is asked as soon as it greets. */
 static void on_tick(void *arg)
 {
     struct status *status = arg;

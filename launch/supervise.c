@@ -523,7 +523,7 @@ static void on_notify(void *arg, uint32_t events)
         if (!part || s->phase != STARTING)
             continue;
         s->start_deadline_ns = clock_now_ns() + s->start_ns;
-        if (news.status[0])
+        if (news.status[0] && s->ops->status)
             s->ops->status(s->arg, part->program, news.status);
         if (!news.ready || part->ready)
             continue;

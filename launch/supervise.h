@@ -27,8 +27,9 @@
 struct supervise;
 
 struct supervise_ops {
-    void (*status)(void *arg, const char *part, const char *text); /* what a part says while it starts */
-    void (*ready)(void *arg);                                      /* every part is ready; once */
+    /* What a part says while it starts; may be NULL. */
+    void (*status)(void *arg, const char *part, const char *text);
+    void (*ready)(void *arg);                    /* every part is ready; once */
     void (*failed)(void *arg, const char *text); /* names the part, pid and cause; once. The end has begun */
     void (*stopped)(void *arg);                  /* no part is left, the directory is gone; once */
 };
