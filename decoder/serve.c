@@ -113,6 +113,14 @@ static void fail(struct serve *s, const char *fmt, ...)
     end(s, 1, text);
 }
 
+static int watch(struct serve *s, int fd, void (*fn)(void *arg, uint32_t events))
+{
+    int r = loop_add_fd(s->loop, fd, EPOLLIN, fn, s);
+    if (r < 0)
+        fail(s, "event loop: %s", strerror(-r));
+    return r;
+}
+
 static void give_order(struct serve *s, enum order_kind kind, uint64_t id, struct msg *msg)
 {
     if (!s->device)
@@ -440,8 +448,8 @@ static void on_connection(void *arg, uint32_t events)
     const struct control_header *h = attach_control(&s->attach);
     log_info("attached to kvstore %016" PRIx64 ": device memory %" PRIu64 " MiB, %u sequences, lists of %u",
              h->store_epoch, h->device_bytes >> 20, h->sequences_max, h->list_max);
-    loop_add_fd(s->loop, s->attach.decoder_bell, EPOLLIN, on_bell, s);
-    attach_device(s);
+    if (watch(s, s->attach.decoder_bell, on_bell) == 0)
+        attach_device(s);
 }
 
 static void store_welcome(void *arg, const struct msg_hello *hello, uint64_t epoch)
@@ -457,7 +465,7 @@ static void store_welcome(void *arg, const struct msg_hello *hello, uint64_t epo
     if (attach_ask(&s->attach, s->segments_path, bus_epoch(s->bus), &err) < 0)
         fail(s, "kvstore: %s", err.text);
     else
-        loop_add_fd(s->loop, s->attach.connection, EPOLLIN, on_connection, s);
+        watch(s, s->attach.connection, on_connection);
 }
 
 static void store_message(void *arg, struct msg *msg)
@@ -582,8 +590,8 @@ int serve_run(const struct settings *options, const struct model *model)
     s.posts = mailbox_create(POSTS_MAX);
     struct daemon daemon = {.loop = s.loop, .options = &options->daemon, .end = on_end, .arg = &s};
     int r = daemon_watch(&daemon, &err);
-    if (r == 0)
-        loop_add_fd(s.loop, mailbox_fd(s.posts), EPOLLIN, on_posts, &s);
+    if (r == 0 && (r = loop_add_fd(s.loop, mailbox_fd(s.posts), EPOLLIN, on_posts, &s)) < 0)
+        err_set(&err, r, "event loop: %s", strerror(-r));
     if (r == 0)
         r = identity_init(&s.identity, model, options->context, &err);
     if (r == 0) {

@@ -207,7 +207,12 @@ static void on_listen(void *arg, uint32_t events)
         if (c->fd >= 0)
             continue;
         *c = (struct connection){.serve = s, .fd = fd, .pid = pid};
-        loop_add_fd(s->loop, fd, EPOLLIN | EPOLLRDHUP, on_connection, c);
+        r = loop_add_fd(s->loop, fd, EPOLLIN | EPOLLRDHUP, on_connection, c);
+        if (r < 0) {
+            log_warn("descriptors: pid %d cannot be watched: %s", (int)pid, strerror(-r));
+            close(fd);
+            c->fd = -1;
+        }
         return;
     }
     log_warn("descriptors: all %d connections are taken, pid %d is refused", CONNECTIONS_MAX, (int)pid);
@@ -494,11 +499,12 @@ int serve_create(struct serve **ret, struct loop *loop, const struct store_optio
     snprintf(s->hello.build, sizeof s->hello.build, "%s", SPECONTEXT_VERSION);
     const char *device = options->device ? options->device : "cpu";
     int r = store_worker_start(&s->worker, &options->planner, device, err);
+    if (r == 0 && (r = loop_add_fd(loop, store_worker_fd(s->worker), EPOLLIN, on_answers, s)) < 0)
+        err_set(err, r, "event loop: %s", strerror(-r));
     if (r < 0) {
         serve_free(&s);
         return r;
     }
-    loop_add_fd(loop, store_worker_fd(s->worker), EPOLLIN, on_answers, s);
     snprintf(s->hello.device, sizeof s->hello.device, "%s", store_worker_device(s->worker));
     s->bus = bus_create(loop, &s->hello);
     char path[RUNTIME_PATH_MAX];
@@ -507,8 +513,8 @@ int serve_create(struct serve **ret, struct loop *loop, const struct store_optio
         r = fdpass_listen(path, &s->listen_fd, err);
     if (r == 0)
         s->listen_file = unix_socket_file(path);
-    if (r == 0)
-        r = loop_add_fd(loop, s->listen_fd, EPOLLIN, on_listen, s);
+    if (r == 0 && (r = loop_add_fd(loop, s->listen_fd, EPOLLIN, on_listen, s)) < 0)
+        err_set(err, r, "event loop: %s", strerror(-r));
     if (r == 0)
         r = runtime_path(options->daemon.runtime, "kvstore.sock", path, err);
     if (r == 0)
