@@ -95,12 +95,6 @@ void compute_free(struct compute **compute)
     mem_free(compute);
 }
 
-bool compute_supports(enum dtype type)
-{
-    return type == DTYPE_F32 || type == DTYPE_F16 || type == DTYPE_BF16 || type == DTYPE_Q2_K ||
-           type == DTYPE_Q3_K || q8_type(type);
-}
-
 const char *compute_name(const struct compute *compute)
 {
     return compute->name;

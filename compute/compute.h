@@ -11,7 +11,6 @@
 #ifndef COMPUTE_COMPUTE_H
 #define COMPUTE_COMPUTE_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -54,13 +53,10 @@ const char *compute_name(const struct compute *compute);
 /* A weight matrix where the model file maps it: rows x cols, row-major, rows of dtype_row_bytes(type,
  * cols). */
 struct matrix {
-    enum dtype type;
+    enum dtype type; /* any that base/dtype.h names */
     uint32_t rows, cols;
     const void *data;
 };
-
-/* Whether matrices of this type can be multiplied and embedded. */
-bool compute_supports(enum dtype type);
 
 /* out [n][cols] = rows of `table` named by ids. Every id must be < table->rows. */
 void compute_embed(struct compute *c, float *out, const struct matrix *table, const uint32_t *ids, int n);

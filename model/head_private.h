@@ -55,8 +55,7 @@ uint32_t head_tensors(const struct head_config *config, struct model_tensor *nor
                       struct head_group *groups, struct model_tensor *freqs,
                       struct head_tensor ret[HEAD_TENSORS_MAX]);
 
-/* The file's element type for one of ours; vectors have the first only. 0 or -ENOTSUP. */
-int head_type_of(enum dtype type, bool vector, enum safetensors_type *ret);
+/* Our element type for one of the file; vectors have the first only. 0 or -ENOTSUP. */
 int head_type_from(enum safetensors_type type, bool vector, enum dtype *ret);
 
 #endif

@@ -13,7 +13,8 @@ static const struct {
 } types[] = {{SAFETENSORS_F32, DTYPE_F32}, {SAFETENSORS_F16, DTYPE_F16}, {SAFETENSORS_BF16, DTYPE_BF16}};
 #define TYPES (sizeof types / sizeof *types)
 
-int head_type_of(enum dtype type, bool vector, enum safetensors_type *ret)
+/* The file's element type for one of ours; vectors have the first only. 0 or -ENOTSUP. */
+static int type_of(enum dtype type, bool vector, enum safetensors_type *ret)
 {
     for (unsigned i = 0; i < (vector ? 1 : TYPES); i++)
         if (types[i].type == type) {
@@ -91,7 +92,7 @@ static int put_tensor(struct safetensors_entry *e, const char *path, const struc
                            "tensor %s: shape: found %" PRIu32 " x %" PRIu32 ", expected %" PRIu32
                            " x %" PRIu32,
                            w->name, t->rows, t->cols, rows, w->cols);
-    if (head_type_of(t->type, vector, &type) < 0)
+    if (type_of(t->type, vector, &type) < 0)
         return head_refuse(path, err, -ENOTSUP, "tensor %s: type: found number %d, expected %s", w->name,
                            (int)t->type, vector ? "F32" : "F32, F16 or BF16");
     *e = (struct safetensors_entry){.name = w->name,

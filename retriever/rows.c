@@ -124,11 +124,6 @@ uint64_t rows_row_bytes(const struct rows *r)
     return r->header.row_bytes;
 }
 
-enum features_form rows_form(const struct rows *r)
-{
-    return (enum features_form)r->header.form;
-}
-
 void rows_read(struct rows *r, uint32_t reading)
 {
     flag_raise(&((struct features_header *)r->segment.at)->read, reading);

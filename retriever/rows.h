@@ -31,7 +31,6 @@ const uint8_t *rows_at(const struct rows *rows); /* the first; on a GPU its addr
 uint32_t rows_count(const struct rows *rows);
 enum dtype rows_type(const struct rows *rows);
 uint64_t rows_row_bytes(const struct rows *rows);
-enum features_form rows_form(const struct rows *rows);
 
 /* Tells the decoder that message `reading`, and those before it, are done with. */
 void rows_read(struct rows *rows, uint32_t reading);
