@@ -17,6 +17,7 @@
 #include "base/parse.h"
 #include "compute/compute.h"
 #include "launch/head_import.h"
+#include "launch/option_word.h"
 #include "model/head.h"
 
 enum { TILE_ROWS = 256, EXIT_USAGE = 2 };
@@ -273,9 +274,10 @@ static int take_import_option(struct head_import *i, int option)
 }
 
 /* One option into `b` and `i`; 0, or the exit code plus one, so that --help ends well. */
-static int take_option(struct bootstrap *b, struct head_import *i, int option, const char *word)
+static int take_option(struct bootstrap *b, struct head_import *i, int option, char *const *argv)
 {
     uint32_t value = 0;
+    char text[OPTION_WORD_BYTES];
     switch (option) {
     case 'm':
         i->model_path = b->model_path = optarg;
@@ -306,7 +308,8 @@ static int take_option(struct bootstrap *b, struct head_import *i, int option, c
         fputs(usage, stdout);
         return EXIT_SUCCESS + 1;
     default:
-        return usage_error(option == ':' ? "an argument is missing after" : "no such option", word) + 1;
+        option_word(argv, option, text);
+        return usage_error(text, NULL) + 1;
     }
 }
 
@@ -359,7 +362,7 @@ int head_main(int argc, char **argv)
     int option;
     optind = 0; /* the caller's own options were parsed with getopt as well */
     while ((option = getopt_long(argc, argv, ":m:o:h", options, NULL)) != -1) {
-        int end = take_option(&b, &i, option, argv[optind - 1]);
+        int end = take_option(&b, &i, option, argv);
         if (end)
             return end - 1;
     }

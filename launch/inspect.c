@@ -13,6 +13,7 @@
 
 #include "base/parse.h"
 #include "launch/head_cache.h"
+#include "launch/option_word.h"
 #include "link/figures.h"
 #include "model/chat.h"
 #include "model/head.h"
@@ -306,15 +307,18 @@ int inspect_main(int argc, char **argv)
     bool json = false;
     int opt;
     optind = 0; /* another command of this process may have used getopt */
-    while ((opt = getopt_long(argc, argv, "m:h", options, NULL)) != -1) {
+    while ((opt = getopt_long(argc, argv, ":m:h", options, NULL)) != -1) {
         if (opt == OPT_MEMORY && (parse_size(optarg, &f.memory) < 0 || f.memory == 0))
             return usage_error("--memory: expected a size such as 24G");
         if (opt == 'h') {
             fputs(usage, stdout);
             return 0;
         }
-        if (opt == '?')
-            return usage_error("unknown option");
+        if (opt == '?' || opt == ':') {
+            char text[OPTION_WORD_BYTES];
+            option_word(argv, opt, text);
+            return usage_error(text);
+        }
         json |= opt == OPT_JSON;
         path = opt == 'm' ? optarg : path;
     }

@@ -6,6 +6,7 @@
 #include <getopt.h>
 #include <jansson.h>
 #include <limits.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +15,7 @@
 #include "launch/gpu_memory.h"
 #include "launch/gpu_probe.h"
 #include "launch/head_cache.h"
+#include "launch/option_word.h"
 #include "model/head.h"
 #include "model/model.h"
 #include "proto/memory.h"
@@ -105,54 +107,77 @@ static const struct option long_options[] = {
     {0},
 };
 
-static int set_option(struct plan *p, int opt, const char *value)
+/* Options that are whole numbers. */
+static const struct number {
+    int opt;
+    uint32_t most; /* from 1 on */
+    size_t at;
+} numbers[] = {{OPT_REQUESTS, 1 << 20, offsetof(struct plan, requests)},
+               {OPT_BUDGET, LIMIT_CONTEXT, offsetof(struct plan, budget)},
+               {OPT_CONTEXT, LIMIT_CONTEXT, offsetof(struct plan, context)},
+               {'c', LIMIT_CONTEXT, offsetof(struct plan, ctx_size)},
+               {OPT_SLOTS, LIMIT_CONTEXT, offsetof(struct plan, slots)},
+               {OPT_LAYERS, LIMIT_LAYERS, offsetof(struct plan, layers)},
+               {OPT_HEADS, 1024, offsetof(struct plan, q_heads)},
+               {OPT_KV_HEADS, LIMIT_ROW_HEADS, offsetof(struct plan, kv_heads)},
+               {OPT_HEAD_DIM, 1024, offsetof(struct plan, head_dim)}};
+
+static const char *option_name(int opt)
 {
+    const struct option *o = long_options;
+    while (o->val != opt)
+        o++;
+    return o->name;
+}
+
+/* Takes the option's value. Where it cannot be one `ret_expected` says what can. */
+static int set_option(struct plan *p, int opt, const char *value, char ret_expected[OPTION_WORD_BYTES])
+{
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        if (numbers[i].opt == opt) {
+            snprintf(ret_expected, OPTION_WORD_BYTES, "1 to %u", numbers[i].most);
+            return parse_u32(value, 1, numbers[i].most, (uint32_t *)((char *)p + numbers[i].at));
+        }
+    const char *expected = "a size such as 24G";
+    int r = 0;
     switch (opt) {
     case 'm':
         p->model_path = value;
-        return 0;
+        break;
     case 'H':
         p->head_path = value;
-        return 0;
+        break;
     case OPT_MEMORY:
-        return parse_size(value, &p->memory_bytes);
+        r = parse_size(value, &p->memory_bytes);
+        break;
     case OPT_GPU_MEMORY:
-        return parse_size(value, &p->gpu_bytes);
+        r = parse_size(value, &p->gpu_bytes);
+        break;
     case OPT_DEVICE:
         p->device = value;
-        return gpu_named(value) ? 0 : -EINVAL;
+        expected = "cuda, cuda:N or GPU-UUID";
+        r = gpu_named(value) ? 0 : -EINVAL;
+        break;
     case OPT_RETRIEVER_DEVICE:
         p->retriever_device = value;
-        return gpu_named(value) || !strcmp(value, "cpu") ? 0 : -EINVAL;
-    case OPT_REQUESTS:
-        return parse_u32(value, 1, 1 << 20, &p->requests);
-    case OPT_BUDGET:
-        return parse_u32(value, 1, LIMIT_CONTEXT, &p->budget);
-    case OPT_CONTEXT:
-        return parse_u32(value, 1, LIMIT_CONTEXT, &p->context);
-    case 'c':
-        return parse_u32(value, 1, LIMIT_CONTEXT, &p->ctx_size);
-    case OPT_SLOTS:
-        return parse_u32(value, 1, LIMIT_CONTEXT, &p->slots);
-    case OPT_LAYERS:
-        return parse_u32(value, 1, LIMIT_LAYERS, &p->layers);
-    case OPT_HEADS:
-        return parse_u32(value, 1, 1024, &p->q_heads);
-    case OPT_KV_HEADS:
-        return parse_u32(value, 1, LIMIT_ROW_HEADS, &p->kv_heads);
-    case OPT_HEAD_DIM:
-        return parse_u32(value, 1, 1024, &p->head_dim);
+        expected = "cpu, cuda, cuda:N or GPU-UUID";
+        r = gpu_named(value) || !strcmp(value, "cpu") ? 0 : -EINVAL;
+        break;
     case OPT_MODEL_BYTES:
-        return parse_double(value, 0, 1e15, &p->model_bytes);
     case OPT_HEAD_BYTES:
-        return parse_double(value, 0, 1e15, &p->head_bytes);
+        expected = "0 to 1e15";
+        r = parse_double(value, 0, 1e15, opt == OPT_MODEL_BYTES ? &p->model_bytes : &p->head_bytes);
+        break;
     case OPT_MEMORY_MODEL:
         p->exact = !strcmp(value, "exact");
-        return p->exact || !strcmp(value, "paper") ? 0 : -EINVAL;
+        expected = "exact or paper";
+        r = p->exact || !strcmp(value, "paper") ? 0 : -EINVAL;
+        break;
     default:
         p->json = 1;
-        return 0;
     }
+    snprintf(ret_expected, OPTION_WORD_BYTES, "%s", expected);
+    return r;
 }
 
 /* What a process takes there, and whether the retriever is one of them. Without a GPU to ask, names tell. */
@@ -410,23 +435,22 @@ static void print_table(json_t *plan)
 int plan_main(int argc, char **argv)
 {
     struct plan plan = {.exact = 1, .requests = 1, .budget = 2048};
-    int opt, index = 0;
+    int opt;
     optind = 0;
-    while ((opt = getopt_long(argc, argv, "+m:H:c:h", long_options, &index)) != -1) {
+    while ((opt = getopt_long(argc, argv, "+:m:H:c:h", long_options, NULL)) != -1) {
         if (opt == 'h') {
             fputs(usage_text, stdout);
             return 0;
         }
-        if (opt == '?')
+        char expected[OPTION_WORD_BYTES];
+        if (opt == '?' || opt == ':') {
+            option_word(argv, opt, expected);
+            fprintf(stderr, "specontext plan: %s; see specontext plan --help\n", expected);
             return 2;
-        if (set_option(&plan, opt, optarg) < 0) {
-            fprintf(stderr,
-                    "specontext plan: %s: found %s, expected another value; see specontext plan --help\n",
-                    opt == 'm'   ? "--model"
-                    : opt == 'H' ? "--head"
-                    : opt == 'c' ? "--ctx-size"
-                                 : long_options[index].name,
-                    optarg);
+        }
+        if (set_option(&plan, opt, optarg, expected) < 0) {
+            fprintf(stderr, "specontext plan: --%s: found '%s', expected %s\n", option_name(opt), optarg,
+                    expected);
             return 2;
         }
     }

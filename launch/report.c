@@ -169,9 +169,14 @@ void report_print(const struct report *report, FILE *to)
     else if (report->count == 1 && prefill_ns > 0)
         fprintf(to, "prefill:    %10.2f ms, %" PRIu64 " tokens (%" PRIu64 " cached), %.2f tokens/s\n",
                 (double)prefill_ns / (double)CLOCK_MS, prompt, cached, prefill_rate);
-    if (report->count == 1 && decode_ns > 0)
-        fprintf(to, "decode:     %10.2f ms, %" PRIu64 " tokens, %.2f tokens/s\n",
-                (double)decode_ns / (double)CLOCK_MS, generated, sequence_decode_rate(report->sequences));
+    if (report->count == 1 && decode_ns > 0) {
+        double rate = sequence_decode_rate(report->sequences);
+        fprintf(to, "decode:     %10.2f ms, %" PRIu64 " tokens", (double)decode_ns / (double)CLOCK_MS,
+                generated);
+        if (isfinite(rate)) /* one token, which the prompt gave, has none */
+            fprintf(to, ", %.2f tokens/s", rate);
+        fputc('\n', to);
+    }
     if (report->count > 1 && report->run_ns > 0)
         fprintf(to,
                 "batch:      %10.2f ms, %u prompts, %" PRIu64 " tokens (%" PRIu64 " cached) in, %" PRIu64

@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/clock.h"
 #include "base/options.h"
@@ -160,9 +161,17 @@ int status_main(int argc, char **argv)
         return 2;
     }
     struct status status = {.loop = loop_create(), .deadline_ns = clock_now_ns() + DEADLINE_NS};
-    r = client_create(status.loop, options.runtime, &ops, &status, &status.client, &err);
+    struct stat st;
+    if (stat(options.runtime, &st))
+        r = err_set(&err, -errno, "%s: %s", options.runtime, strerror(errno));
+    else if (!S_ISDIR(st.st_mode))
+        r = err_set(&err, -ENOTDIR, "%s: %s", options.runtime, strerror(ENOTDIR));
+    if (!r)
+        r = client_create(status.loop, options.runtime, &ops, &status, &status.client, &err);
     if (r) {
         fprintf(stderr, "specontext status: %s\n", err.text);
+        if (options.json)
+            print_json(&status);
     } else {
         loop_add_timer(status.loop, TICK_NS, on_tick, &status);
         loop_run(status.loop);

@@ -12,6 +12,7 @@
 
 #include "base/alloc.h"
 #include "base/parse.h"
+#include "launch/option_word.h"
 #include "launch/tokenizer_source.h"
 #include "model/detok.h"
 
@@ -74,9 +75,10 @@ static int usage_error(const struct options *o, const char *what)
 static int read_options(struct options *o, int argc, char **argv, const char *usage)
 {
     int opt;
+    char text[OPTION_WORD_BYTES];
     bool encode = !strcmp(o->command, "tokenize");
     optind = 0; /* another command of this process may have used getopt */
-    while ((opt = getopt_long(argc, argv, encode ? "m:p:f:h" : "m:h", long_options, NULL)) != -1) {
+    while ((opt = getopt_long(argc, argv, encode ? ":m:p:f:h" : ":m:h", long_options, NULL)) != -1) {
         switch (opt) {
         case 'm':
             o->model = optarg;
@@ -109,7 +111,8 @@ static int read_options(struct options *o, int argc, char **argv, const char *us
             fputs(usage, stdout);
             return 0;
         default:
-            return usage_error(o, "unknown option");
+            option_word(argv, opt, text);
+            return usage_error(o, text);
         }
     }
     if (!o->model)

@@ -19,7 +19,8 @@
 
 #define SHORT_NS (RUNCASE_START_S * CLOCK_S)
 
-/* Runs `specontext` with the arguments; the exit code and a part of standard error must be as told. */
+/* Runs `specontext` with the arguments; the exit code and a part of standard error must be as told, and a
+ * refusal of options must begin with our name: one line a fault, none of the C library's. */
 static void expect(int code, const char *text, const char *const *arguments)
 {
     const char *argv[24] = {proc_program("specontext")};
@@ -29,7 +30,8 @@ static void expect(int code, const char *text, const char *const *arguments)
     proc_start(&p, argv, NULL);
     assert_true(proc_wait(&p, clock_now_ns() + SHORT_NS));
     const char *err = p.err.text ? p.err.text : "";
-    if (!proc_exited(&p, code) || !strstr(err, text))
+    bool ours = code != 2 || !strncmp(err, "specontext", 10) || !strncmp(err, "Usage", 5);
+    if (!proc_exited(&p, code) || !strstr(err, text) || !ours)
         fail_msg("expected exit code %d and '%s', found status %x and '%s'", code, text, p.status, err);
     proc_free(&p);
 }
@@ -56,6 +58,18 @@ static void test_usage(void **state)
     EXPECT(2, "--cores: found 1024, expected at most ", "bench", "-m", "x", "--cores", "1024");
     EXPECT(2, "--cores: found 1024, expected at most ", "eval", "-m", "x", "-f", "y", "--cores", "1024");
     EXPECT(2, "--bogus", "status", "--bogus");
+    EXPECT(2, "specontext inspect: unknown option --bogus\n", "inspect", "--bogus");
+    EXPECT(2, "specontext tokenize: an argument is missing after -m\n", "tokenize", "-m");
+    EXPECT(2, "specontext detokenize: unknown option -1\n", "detokenize", "-m", "x", "-1");
+    EXPECT(2, "specontext head: unknown option -X\n", "head", "inspect", "-Xo");
+    EXPECT(2, "specontext plan: unknown option --bogus;", "plan", "--bogus");
+    EXPECT(2, "specontext plan: --context: found '0', expected 1 to 1048576\n", "plan", "--context", "0");
+    EXPECT(2, "specontext plan: --ctx-size: found 'x', expected 1 to 1048576\n", "plan", "-c", "x");
+    EXPECT(2, "specontext plan: --gpu-memory: found '2Z', expected a size such as 24G\n", "plan",
+           "--gpu-memory", "2Z");
+    EXPECT(1, "specontext status: /nowhere: No such file or directory\n", "status", "--runtime", "/nowhere");
+    EXPECT(1, "specontext status: /dev/null: Not a directory\n", "status", "--runtime", "/dev/null",
+           "--json");
     EXPECT(0, "", "--help");
     EXPECT(0, "", "run", "--help");
     EXPECT(0, "", "help", "status");
@@ -272,6 +286,23 @@ static void test_short_context(void **state)
     EXPECT(0, "", "bench", "-m", RUNCASE_MODEL, "-p", "16", "-n", "2", "--repeats", "1");
 }
 
+/* An answer that ends after the token that the prompt gave: it has no rate, and none is shown. */
+static void test_one_token(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    struct runcase c;
+    char prompts[PATH_MAX];
+    snprintf(prompts, sizeof prompts, "%s", runcase_path("one.jsonl"));
+    temp_write(prompts, "\"a\\u0000b\"\n"); /* the model says nothing more */
+    RUNCASE_RUN(&c, "--prompts", prompts, "-n", "2");
+    const json_t *only = json_array_get(runcase_field(c.report, "sequences"), 0);
+    assert_int_equal((int)runcase_number(only, "generated_tokens"), 1);
+    assert_non_null(strstr(c.proc.err.text, "decode: "));
+    assert_null(strstr(c.proc.err.text, "nan"));
+    runcase_free(&c);
+}
+
 /* The reader of standard output goes away. */
 static void test_closed_output(void **state)
 {
@@ -373,6 +404,7 @@ int main(void)
         cmocka_unit_test(test_report_is_documented),
         cmocka_unit_test(test_short_context),
         cmocka_unit_test(test_full_output),
+        cmocka_unit_test(test_one_token),
         cmocka_unit_test(test_closed_output),
         cmocka_unit_test(test_absent_streams),
         cmocka_unit_test(test_status),
