@@ -140,15 +140,19 @@ static int divide_card(const struct parts_plan *plan, uint64_t *ret_device_memor
     return r;
 }
 
-int parts_start(struct supervise *supervise, const struct parts_plan *plan, struct err *err)
+int parts_device_memory(const struct parts_plan *plan, uint64_t *ret_bytes, struct err *err)
+{
+    *ret_bytes = plan->options->device_memory;
+    return gpu_named(plan->options->device) ? divide_card(plan, ret_bytes, err) : 0;
+}
+
+int parts_start(struct supervise *supervise, const struct parts_plan *plan, uint64_t device_memory,
+                struct err *err)
 {
     uint32_t cores = parts_cores(plan->options);
     uint32_t half = cores > 1 ? cores / 2 : 1;
-    uint64_t device_memory = plan->options->device_memory;
-    int r = gpu_named(plan->options->device) ? divide_card(plan, &device_memory, err) : 0;
-    if (!r)
-        r = start_store(supervise, plan, device_memory, half < STORE_THREADS_MAX ? half : STORE_THREADS_MAX,
-                        err);
+    int r =
+        start_store(supervise, plan, device_memory, half < STORE_THREADS_MAX ? half : STORE_THREADS_MAX, err);
     if (!r)
         r = start_retriever(supervise, plan, half, err);
     if (!r)

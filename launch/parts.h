@@ -22,8 +22,13 @@ struct parts_plan {
 /* Cores that --cores names, or all that this process may run on. */
 uint32_t parts_cores(const struct run_options *options);
 
+/* The store's device memory: --device-memory (0: the store's default), on a GPU what the others leave of the
+ * card (gpu_memory.h). Asks the card by a process of its own: seconds, perhaps. -ENOMEM with numbers. */
+int parts_device_memory(const struct parts_plan *plan, uint64_t *ret_bytes, struct err *err);
+
 /* Starts store, retriever and decoder. Cores are divided so: all to the decoder, half to each of the others,
- * since they work in turns. On a GPU the store gets what the others leave of the card (gpu_memory.h). */
-int parts_start(struct supervise *supervise, const struct parts_plan *plan, struct err *err);
+ * since they work in turns. */
+int parts_start(struct supervise *supervise, const struct parts_plan *plan, uint64_t device_memory,
+                struct err *err);
 
 #endif

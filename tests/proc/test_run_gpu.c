@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -225,6 +226,34 @@ static void test_a_card_that_fails_at_the_start(void **state)
     runcase_free(&c);
 }
 
+/* Killed while the card is being asked, by a library that never comes: nothing lies anywhere yet. */
+static void test_killed_while_asking(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    fakegpu_need_double();
+    struct runcase c;
+    char library[PATH_MAX], fifo[PATH_MAX];
+    snprintf(library, sizeof library, "%s", getenv("SPECONTEXT_GPU_LIBRARY"));
+    snprintf(fifo, sizeof fifo, "%s", runcase_path("library.so"));
+    assert_int_equal(mkfifo(fifo, 0600), 0);
+    setenv("SPECONTEXT_GPU_LIBRARY", fifo, 1);
+    RUNCASE_START(&c, "-p", "Once upon a time", "-n", "4", "--device", "cuda:0");
+    setenv("SPECONTEXT_GPU_LIBRARY", library, 1);
+    int64_t deadline_ns = clock_now_ns() + RUNCASE_START_S * CLOCK_S;
+    pid_t asks = 0;
+    while (!asks && clock_now_ns() < deadline_ns) {
+        proc_pump(&c.proc, clock_now_ns() + 10 * CLOCK_MS);
+        asks = proc_child(c.proc.pid, "specontext");
+    }
+    assert_true(asks > 0);
+    kill(c.proc.pid, SIGKILL);
+    assert_true(proc_wait(&c.proc, deadline_ns));
+    assert_true(proc_wait_gone(&asks, 1, deadline_ns));
+    runcase_no_remains();
+    runcase_free(&c);
+}
+
 /* Parts that wait for one another on the card are let go when one dies, wherever layers lie. */
 static void kill_part(enum runcase_part part, const char *offload)
 {
@@ -270,8 +299,9 @@ int main(void)
         cmocka_unit_test(test_a_card_that_fails),  cmocka_unit_test(test_a_card_that_fails_at_the_start),
         cmocka_unit_test(test_residency_current),  cmocka_unit_test(test_residency_previous),
         cmocka_unit_test(test_residency_mixed),    cmocka_unit_test(test_memory_is_bounded),
-        cmocka_unit_test(test_plan_asks_the_card), cmocka_unit_test(test_kill_kvstore),
-        cmocka_unit_test(test_kill_retriever),     cmocka_unit_test(test_kill_decoder),
+        cmocka_unit_test(test_plan_asks_the_card), cmocka_unit_test(test_killed_while_asking),
+        cmocka_unit_test(test_kill_kvstore),       cmocka_unit_test(test_kill_retriever),
+        cmocka_unit_test(test_kill_decoder),
     };
     return cmocka_run_group_tests(tests, set_up, runcase_tear_down);
 }
