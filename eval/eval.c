@@ -1,4 +1,4 @@
-/* `specontext eval`: measures, then prints once: all of it, or what was measured until it was interrupted. */
+/* `specontext eval`: measures, then prints once: all of it, or what there was when it was ended. */
 #include "eval/eval.h"
 
 #include <errno.h>
@@ -48,7 +48,7 @@ static int measure(struct session *s, struct results *r, struct err *err)
     r->report.rows = r->rows;
     r->report.tasks = r->tasks;
     r->report.generations = r->generations;
-    r->report.interrupted = code == -ECANCELED;
+    r->report.incomplete = code < 0;
     return code;
 }
 
@@ -56,7 +56,7 @@ static int measure(struct session *s, struct results *r, struct err *err)
  * there is none of a part. */
 static int print(const struct results *r, const struct eval_options *o, struct err *err)
 {
-    int code = o->plot && !r->report.interrupted ? report_plot(&r->report, o->plot, err) : 0;
+    int code = o->plot && !r->report.incomplete ? report_plot(&r->report, o->plot, err) : 0;
     if (!code && o->json_file)
         code = report_json_file(&r->report, o->json_file, err);
     if (code)
@@ -93,7 +93,7 @@ static int evaluate(const struct eval_options *o, struct err *err)
     session_clear();
     const struct report *report = &results.report;
     bool any = report->row_count || report->task_count || report->generation_count;
-    if (!r || (r == -ECANCELED && any)) {
+    if (!r || any) {
         struct err lost = {0};
         int code = print(&results, o, &lost);
         if (code && !r)

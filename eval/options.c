@@ -152,6 +152,8 @@ static int check(const struct eval_options *o, struct err *err)
         return err_set(err, -EINVAL, "-m MODEL is missing");
     if (!o->files.count && !o->task_count)
         return err_set(err, -EINVAL, "nothing to do: give texts with -f, or --tasks");
+    if (o->no_texts && !o->task_count && !o->long_generation)
+        return err_set(err, -EINVAL, "nothing to do: --no-texts leaves --tasks and --long-generation");
     if (!o->files.count && o->long_generation)
         return err_set(err, -EINVAL, "--long-generation needs texts: give them with -f");
     if (!o->files.count && o->plot)

@@ -170,7 +170,7 @@ static char *json_text(const struct report *r)
     figures_text(top, "version", SPECONTEXT_VERSION);
     figures_text(top, "model", r->model_name);
     figures_text(top, "model_file", o->model);
-    figures_bool(top, "interrupted", r->interrupted);
+    figures_bool(top, "incomplete", r->incomplete);
     figures_count(top, "sinks", o->sinks);
     figures_count(top, "window", o->window);
     figures_count(top, "positions", o->positions);
@@ -364,8 +364,8 @@ static void print_generations(const struct report *r, FILE *to)
 
 void report_tables(const struct report *r, FILE *to)
 {
-    if (r->interrupted)
-        fputs("Interrupted: figures of what was measured by then\n\n", to);
+    if (r->incomplete)
+        fputs("Incomplete: figures of what was measured until it ended\n\n", to);
     if (r->row_count && !r->options->no_mass)
         print_masses(r, to);
     if (r->row_count)

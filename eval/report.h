@@ -57,7 +57,7 @@ struct report {
     uint32_t task_count;
     const struct report_generation *generations;
     uint32_t generation_count;
-    bool interrupted; /* figures are of a part of what was asked for */
+    bool incomplete; /* interrupted or failed: figures are of a part of what was asked for */
 };
 
 void report_tables(const struct report *report, FILE *to);

@@ -86,14 +86,15 @@ static int open_head(struct session *s, const char *name, struct err *err)
 static int open_text(struct session *s, const char *name, struct err *err)
 {
     struct session_text *t = &s->texts[s->text_count++];
+    struct err why = {0};
     char *text = NULL;
     size_t bytes = 0;
     t->name = name;
     int r = tokenizer_source_text(name, TOKENIZER_TEXT_MAX, &text, &bytes, err);
     if (!r)
-        r = tokenizer_encode_prompt(s->engine.tokenizer, text, bytes, false, &t->tokens, err);
+        r = tokenizer_encode_prompt(s->engine.tokenizer, text, bytes, false, &t->tokens, &why);
     mem_free(&text);
-    return r;
+    return r && why.text[0] ? err_set(err, r, "%s: %s", name, why.text) : r;
 }
 
 /* The list that was asked for, or `from` doubled up to the model's limit. */
@@ -134,6 +135,11 @@ static int fill_context(struct session *s, struct err *err)
                        "--long-generation: found %" PRIu32 " + %" PRIu32 " tokens, expected at most %" PRIu32,
                        o->long_prompt, o->long_generation, most);
     s->context = generated > s->context ? (uint32_t)generated : s->context;
+    bool long_enough = !o->long_generation;
+    for (uint32_t i = 0; i < s->text_count; i++)
+        long_enough |= s->texts[i].tokens.count >= o->long_prompt;
+    if (!r && !long_enough)
+        r = err_set(err, -EINVAL, "--long-prompt: found no text of %" PRIu32 " tokens", o->long_prompt);
     return r;
 }
 

@@ -2,7 +2,6 @@
 #include "eval/variant.h"
 
 #include <errno.h>
-#include <stdbool.h>
 #include <string.h>
 
 #include "base/parse.h"
@@ -11,25 +10,26 @@ struct word {
     const char *name, *value; /* NUL-terminated */
 };
 
-static bool choice_of(const char *value, const char *const *names, uint32_t count, uint32_t *ret)
+static int choice_of(const char *value, const char *const *names, uint32_t count, uint32_t *ret)
 {
     for (uint32_t i = 0; i < count; i++)
         if (!strcmp(value, names[i])) {
             *ret = i;
-            return true;
+            return 0;
         }
-    return false;
+    return -EINVAL;
 }
 
-static bool share_of(const char *value, float *ret)
+static int share_of(const char *value, float *ret)
 {
     double x;
-    bool ok = parse_double(value, 0, 1, &x) == 0;
-    *ret = ok ? (float)x : 0;
-    return ok;
+    int r = parse_double(value, 0, 1, &x);
+    *ret = r ? 0 : (float)x;
+    return r;
 }
 
-static bool take(const struct word *w, struct variant *v)
+/* 0; -ENOENT: no such name; -EINVAL: no such value. */
+static int take(const struct word *w, struct variant *v)
 {
     static const char *const pools[] = {"head", "max", "mean"};
     static const char *const oracles[] = {"none", "heads", "groups"};
@@ -45,7 +45,7 @@ static bool take(const struct word *w, struct variant *v)
     uint32_t selection, oracle;
     for (uint32_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         if (!strcmp(w->name, numbers[i].name))
-            return parse_u32(w->value, 0, numbers[i].most, numbers[i].to) == 0;
+            return parse_u32(w->value, 0, numbers[i].most, numbers[i].to);
     if (!strcmp(w->name, "min-mass"))
         return share_of(w->value, &v->choice.min_mass);
     if (!strcmp(w->name, "top-p"))
@@ -54,19 +54,44 @@ static bool take(const struct word *w, struct variant *v)
         return share_of(w->value, &v->pins);
     if (!strcmp(w->name, "pool"))
         return choice_of(w->value, pools, 3, &v->pool);
-    if (!strcmp(w->name, "selection") && choice_of(w->value, selections, 3, &selection)) {
-        v->selection = (enum selection_mode)selection;
-        return true;
+    if (!strcmp(w->name, "selection")) {
+        int r = choice_of(w->value, selections, 3, &selection);
+        v->selection = r ? v->selection : (enum selection_mode)selection;
+        return r;
     }
-    if (!strcmp(w->name, "oracle") && choice_of(w->value, oracles, 3, &oracle)) {
-        v->oracle = (enum oracle)oracle;
-        return true;
+    if (!strcmp(w->name, "oracle")) {
+        int r = choice_of(w->value, oracles, 3, &oracle);
+        v->oracle = r ? v->oracle : (enum oracle)oracle;
+        return r;
     }
     size_t n = strlen(w->value);
-    if (strcmp(w->name, "head") != 0 || n >= sizeof v->head)
-        return false;
+    if (strcmp(w->name, "head") != 0)
+        return -ENOENT;
+    if (n >= sizeof v->head)
+        return -EINVAL;
     memcpy(v->head, w->value, n + 1);
-    return true;
+    return 0;
+}
+
+#define WORDS                                                                                     \
+    "head=, budget=, max-budget=, sinks=, window=, pool=, selection=, min-mass=, top-p=, pins=, " \
+    "pin-layers=, oracle="
+
+/* What the value of that name can be. */
+static const char *value_of(const char *name)
+{
+    if (!strcmp(name, "pool"))
+        return "head, max or mean";
+    if (!strcmp(name, "selection"))
+        return "current, previous or mixed";
+    if (!strcmp(name, "oracle"))
+        return "none, heads or groups";
+    if (!strcmp(name, "min-mass") || !strcmp(name, "top-p") || !strcmp(name, "pins"))
+        return "a share from 0 to 1";
+    return !strcmp(name, "head")     ? "a shorter name"
+           : !strcmp(name, "sinks")  ? "0 to 4096"
+           : !strcmp(name, "window") ? "0 to 65536"
+                                     : "a number of positions or layers";
 }
 
 int variant_parse(const char *text, const struct variant *base, struct variant *ret, struct err *err)
@@ -86,13 +111,12 @@ int variant_parse(const char *text, const struct variant *base, struct variant *
         char *value = strchr(at, '=');
         if (value)
             *value++ = 0;
-        if (!value || !take(&(struct word){at, value}, ret))
-            return err_set(
-                err, -EINVAL,
-                "--variant: found '%s' of '%s', expected head=, budget=, max-budget=, sinks=, "
-                "window=, pool=head|max|mean, selection=current|previous|mixed, min-mass=, top-p=, pins=, "
-                "pin-layers=, oracle=none|heads|groups",
-                at, text);
+        int r = value ? take(&(struct word){at, value}, ret) : -ENOENT;
+        if (r == -ENOENT)
+            return err_set(err, -EINVAL, "--variant '%.60s': found '%.60s', expected " WORDS, text, at);
+        if (r)
+            return err_set(err, -EINVAL, "--variant '%.60s': %s: found '%.60s', expected %s", text, at, value,
+                           value_of(at));
     }
     const struct choice *c = &ret->choice;
     if (c->budget <= c->sinks + c->window)

@@ -47,7 +47,7 @@ static int read_all(FILE *file, const char *name, size_t most, char **ret, size_
             text = mem_resize(text, room *= 2, 1);
         bytes += fread(text + bytes, 1, room - bytes, file);
         if (ferror(file))
-            rc = err_set(err, -EIO, "%s: read failed", name);
+            rc = err_set(err, -errno, "%s: read: %s", name, strerror(errno));
         else if (bytes > most)
             rc = err_set(err, -E2BIG, "%s: found more than %zu bytes, expected less", name, most);
     }

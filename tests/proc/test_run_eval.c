@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "tests/lib/proc.h"
 #include "tests/lib/runcase.h"
+#include "tests/lib/temp.h"
 
 #define HEAD "heads/SmolLM2-135M-Instruct.safetensors"
 
@@ -161,6 +162,12 @@ static void test_refusals(void **state)
     check_refusal(&proc, "--plot: /tmp: Is a directory", 1);
     RUN(&proc, 1, "-m", "x", "-f", "x", "--json-file", "/nowhere/figures.json");
     check_refusal(&proc, "--json-file: /nowhere/figures.json: No such file or directory", 1);
+    RUN(&proc, 2, "-m", "x", "-f", "x", "--no-texts");
+    check_refusal(&proc, "nothing to do: --no-texts", 2);
+    RUN(&proc, 2, "-m", "x", "-f", "x", "--variant", "bogus=1");
+    check_refusal(&proc, "--variant 'bogus=1': found 'bogus', expected head=, ", 2);
+    RUN(&proc, 2, "-m", "x", "-f", "x", "--variant", "budget=512,min-mass=2");
+    check_refusal(&proc, "min-mass: found '2', expected a share from 0 to 1", 2);
     RUN(&proc, 1, "-m", "/nowhere/model.gguf", "-f", "x");
     check_refusal(&proc, "/nowhere/model.gguf", 1);
     runcase_need_model();
@@ -170,6 +177,17 @@ static void test_refusals(void **state)
     check_refusal(&proc, "/nowhere/head", 1);
     RUN(&proc, 1, "-m", RUNCASE_MODEL, "-H", HEAD, "-f", "README.md", "--context", "1000000");
     check_refusal(&proc, "1000000", 1);
+    RUN(&proc, 1, "-m", RUNCASE_MODEL, "-H", HEAD, "-f", "/");
+    check_refusal(&proc, "/: read: Is a directory", 1);
+    char bytes[PATH_MAX];
+    snprintf(bytes, sizeof bytes, "%s", runcase_path("bytes.txt"));
+    temp_write(bytes, "abc\xff");
+    RUN(&proc, 1, "-m", RUNCASE_MODEL, "-H", HEAD, "-f", bytes);
+    check_refusal(&proc, "bytes.txt: text: byte 3", 1);
+    /* Before anything is measured. */
+    RUN(&proc, 1, "-m", RUNCASE_MODEL, "-H", HEAD, "-f", "README.md", "--long-generation", "2",
+        "--long-prompt", "8000");
+    check_refusal(&proc, "--long-prompt: found no text of 8000 tokens", 1);
 }
 
 /* Starts it and interrupts it as soon as standard error has `word`. */
@@ -216,7 +234,7 @@ static void test_interrupt_late(void **state)
                  "-f", second, "--budget", "96", "--context", "6000", "--from", "256", "--no-mass", "--batch",
                  "2", "--json", "--tasks", "needle", "--json-file", saved);
     json_t *json = json_of(&proc), *file = json_load_file(saved, 0, NULL);
-    assert_true(json_is_true(json_object_get(json, "interrupted")));
+    assert_true(json_is_true(json_object_get(json, "incomplete")));
     assert_true(json_equal(json, file));
     assert_int_equal(json_array_size(json_object_get(json, "results")), 1);
     const json_t *row = json_array_get(json_object_get(json, "results"), 0);
@@ -231,7 +249,7 @@ static void test_interrupt_late(void **state)
 
     INTERRUPT_AT(&proc, "  1 items: full", "-m", RUNCASE_MODEL, "-H", HEAD, "--tasks", "needle", "--items",
                  "1", "--budget", "96", "--task-context", "256,6000");
-    assert_non_null(strstr(proc.out.text, "Interrupted: figures of what was measured by then"));
+    assert_non_null(strstr(proc.out.text, "Incomplete: figures of what was measured until it ended"));
     assert_non_null(strstr(proc.out.text, "     256 needle          1 "));
     assert_null(strstr(proc.out.text, "    6000 needle"));
     proc_free(&proc);
