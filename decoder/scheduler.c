@@ -205,7 +205,7 @@ static void open_store(struct scheduler *s, struct generation *q)
     emit(s, SCHEDULER_TO_STORE, &msg);
 }
 
-/* Ends a sequence that only the retriever may know. */
+/* Ends a sequence that only the retriever knows. */
 static void give_up(struct scheduler *s, struct generation *q)
 {
     struct msg msg;
@@ -239,8 +239,10 @@ void scheduler_retriever(struct scheduler *s, const struct msg *msg)
         take_kept(s, q, &msg->grant);
     } else if (msg->kind == MSG_ERROR) {
         generation_fail(q, msg->error.code < 0 ? msg->error.code : -EPROTO, "retriever: %s", msg->error.text);
-        if (q->state == GENERATION_ASKING)
-            give_up(s, q);
+        if (q->state != GENERATION_ASKING)
+            return;
+        q->state = GENERATION_QUEUED; /* it was not opened */
+        retire(s, q, NULL);
     }
 }
 

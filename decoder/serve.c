@@ -332,6 +332,16 @@ static void device_opened(struct serve *s, const char *name)
         fail(s, "%s", err.text);
 }
 
+/* A retriever that is gone and not yet missed is asked for keys: nobody else knows of the request yet, so it
+ * fails alone. */
+static int refuse_open(struct serve *s, const struct msg *open, int code)
+{
+    struct msg msg = {.kind = MSG_ERROR, .id = open->id, .error.code = -EHOSTUNREACH};
+    snprintf(msg.error.text, sizeof msg.error.text, "it takes no messages: %s", strerror(-code));
+    give_order(s, ORDER_RETRIEVER, 0, &msg);
+    return 0;
+}
+
 static void handle_post(struct serve *s, struct post *post)
 {
     int r = 0;
@@ -347,6 +357,8 @@ static void handle_post(struct serve *s, struct post *post)
     case POST_RETRIEVER:
         to = "retriever";
         r = bus_send(s->retriever, &post->msg);
+        if (r < 0 && post->msg.kind == MSG_OPEN && (post->msg.open.flags & OPEN_REUSE))
+            r = refuse_open(s, &post->msg, r);
         if (post->msg.kind == MSG_STEP)
             trace(TRACE_TOLD, (uint32_t)post->msg.id);
         break;

@@ -34,7 +34,8 @@ struct played {
     struct msg_hello retriever;
     struct msg_error error; /* the decoder's last */
     uint64_t error_id;
-    uint32_t errors, topks, reports;
+    struct msg_grant grant;
+    uint32_t errors, grants, topks, reports;
     struct selector_result topk[TOPKS_MAX];
     json_t *report;
     const bool *flag; /* what is waited for: either */
@@ -105,6 +106,9 @@ static void on_decoder_message(void *arg, struct msg *msg)
         p->error = msg->error;
         p->error_id = msg->id;
         p->errors++;
+    } else if (msg->kind == MSG_GRANT) {
+        p->grant = msg->grant;
+        p->grants++;
     } else if (msg->kind == MSG_REPORT) {
         json_decref(p->report);
         p->report = json_loadb(msg->report.json.data, msg->report.json.bytes, 0, NULL);
@@ -432,6 +436,35 @@ static void steps_become_selections(void **state)
     terminate(&p);
 }
 
+/* A head that makes its keys of tokens alone keeps none, and says so when it is asked. */
+static void who_asks_for_kept_keys_is_answered(void **state)
+{
+    (void)state;
+    struct played *p = start(NULL);
+    uint32_t tokens[150];
+    start_store(p);
+    attach_decoder(p);
+    rig_tokens(tokens, 150, RIG_VOCAB, 3);
+    for (uint64_t id = 1; id <= 2; id++) {
+        tell(p, (struct msg){.kind = MSG_OPEN,
+                             .id = id,
+                             .open = {.sequence = id,
+                                      .flags = OPEN_REUSE,
+                                      .capacity = 200,
+                                      .budget = 40,
+                                      .sinks = 4,
+                                      .window = 8,
+                                      .tokens = {tokens, 150}}});
+        wait_count(p, &p->grants, (uint32_t)id, "a grant");
+        assert_int_equal(p->grant.sequence, id);
+        assert_int_equal(p->grant.cached, 0);
+        send_step(p, id, (uint32_t)id, tokens, 0, 150);
+        wait_count(p, &p->topks, (uint32_t)id, "a selection");
+    }
+    assert_int_equal(p->errors, 0);
+    terminate(&p);
+}
+
 static void status_tells_what_is_true(void **state)
 {
     (void)state;
@@ -589,6 +622,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(steps_become_selections),
+        cmocka_unit_test(who_asks_for_kept_keys_is_answered),
         cmocka_unit_test(status_tells_what_is_true),
         cmocka_unit_test(selections_wait_for_the_store),
         cmocka_unit_test(another_decoder_begins_from_nothing),
