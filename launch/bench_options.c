@@ -56,6 +56,7 @@ static const struct option_entry rows[] = {
     {OF_RUN("device-memory", HOW)},
     {OF_RUN("host-memory", HOW),
      .text = "the KV cache's host memory; 0: what the sequences and one depth need"},
+    {OF_RUN("prefix-memory", HOW)},
     {OF_RUN("slots", HOW)},
     {OF_RUN("no-elastic", HOW)},
     {OF_RUN("offload-layers", HOW)},

@@ -24,7 +24,8 @@ struct bench_row *bench_plan_rows(const struct bench_options *o, uint32_t *ret_c
     return rows;
 }
 
-/* A decode's last lead token is sampled with one position more than the prompt in the cache. Its prompts
+/* A depth is built with a decode step behind it: a retriever that keeps keys has the last block's then. A
+ * decode's last lead token is sampled with one position more than the prompt in the cache. Its prompts
  * share what the prefix cache can give them; the rest, which is computed anyway, makes each sequence another,
  * so that they select differently. */
 struct bench_request bench_plan_request(const struct bench_options *o, const struct bench_row *row, int round,
@@ -32,7 +33,7 @@ struct bench_request bench_plan_request(const struct bench_options *o, const str
 {
     uint64_t beginning = o->distinct ? sequence + UINT64_C(1) : 0;
     if (round == BENCH_ROUND_BUILD)
-        return (struct bench_request){row->depth, 1, row->depth, beginning};
+        return (struct bench_request){row->depth, 2, row->depth, beginning};
     if (row->kind == BENCH_PREFILL)
         return (struct bench_request){row->depth + o->prompt, 1, row->depth, beginning};
     uint32_t prompt = row->depth > 1 ? row->depth - 1 : 1, whole = (prompt - 1) / BLOCK_TOKENS * BLOCK_TOKENS;

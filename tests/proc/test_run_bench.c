@@ -115,6 +115,19 @@ static void test_sparse(void **state)
     runcase_no_remains();
 }
 
+/* A head that reads hidden states starts from the same depths. */
+static void test_features(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    json_t *report = BENCH(0, "", "--json", "-p", "70", "-n", "8", "-d", "0,256", "-r", "2", "--budget",
+                           "128", "--selection", "previous", "-b", "2", "-H",
+                           "heads/alternatives/SmolLM2-135M-Instruct.features2.safetensors");
+    assert_non_null(report);
+    check_rows(report);
+    json_decref(report);
+}
+
 static void test_full(void **state)
 {
     (void)state;
@@ -295,8 +308,9 @@ static int set_up(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sparse),   cmocka_unit_test(test_full),
-                                       cmocka_unit_test(test_distinct), cmocka_unit_test(test_gpu),
-                                       cmocka_unit_test(test_table),    cmocka_unit_test(test_refusals)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sparse),  cmocka_unit_test(test_features),
+                                       cmocka_unit_test(test_full),    cmocka_unit_test(test_distinct),
+                                       cmocka_unit_test(test_gpu),     cmocka_unit_test(test_table),
+                                       cmocka_unit_test(test_refusals)};
     return cmocka_run_group_tests(tests, set_up, runcase_tear_down);
 }
