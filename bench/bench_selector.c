@@ -1,5 +1,6 @@
 /* The retriever's step without sockets: from the tokens of a batch to what TOPK carries, keys appended,
- * scores, Top-K and changes included. Random ids, so the keys are noise.
+ * scores, Top-K and changes included. Random ids, so the keys are noise; of a head with features the rows, too.
+ * Prefill: of the first sequence, without a selection.
  *
  *   bench_selector MODEL HEAD DEVICE [SEQUENCES [DEPTH [BUDGET [STEPS]]]]      (32, 32768, 2048, 100)
  *
@@ -13,6 +14,9 @@
 #include "base/alloc.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "link/segment.h"
+#include "proto/features.h"
+#include "retriever/rows.h"
 #include "retriever/selector.h"
 
 enum { SINKS = 4, WINDOW = 64, STEPS_MAX = 1000, COPY_BYTES = 1 << 28, COPIES = 8 };
@@ -23,7 +27,48 @@ struct bench {
     uint32_t sequences, depth, budget, steps, vocab;
     uint64_t random;
     uint32_t step;
+    double prefill_ms;              /* of the first sequence */
+    uint32_t rows[LIMIT_SEQUENCES]; /* of features that each entry of a step names: the first ones */
 };
+
+/* Rows of random numbers, where the head reads any. */
+static int give_features(struct bench *b, const struct head_config *head, const char *device, struct err *err)
+{
+    struct layout_features wanted = rows_features(head);
+    struct features_params params = {.decoder_epoch = 1,
+                                     .retriever_epoch = 2,
+                                     .wanted = &wanted,
+                                     .chunk = LIMIT_STEP_TOKENS,
+                                     .type = gpu_named(device) ? DTYPE_BF16 : DTYPE_F32};
+    struct selector_peers peers = {1, 2};
+    struct features_header h;
+    struct segment segment;
+    if (!selector_reads_features(b->selector))
+        return 0;
+    features_header_init(&h, &params);
+    int rc = segment_create("bench-features", h.total_bytes, &segment, err);
+    if (rc < 0)
+        return rc;
+    memcpy(segment.at, &h, sizeof h);
+    uint8_t *at = (uint8_t *)segment.at + h.rows_at;
+    for (uint64_t i = 0; i < (uint64_t)h.rows * h.layers * h.hidden; i++) {
+        float x = (float)(hash_bytes(7, &i, sizeof i).lo % 2001) / 1000 - 1;
+        if (params.type == DTYPE_F32)
+            ((float *)at)[i] = x;
+        else
+            ((uint16_t *)at)[i] = dtype_f32_to_bf16(x);
+    }
+    rc = selector_take_features(b->selector, dup(segment.fd), &peers, err);
+    segment_close(&segment);
+    return rc;
+}
+
+static struct msg_step step_of(struct bench *b, const struct msg_step_entry *entries, uint32_t entry_count,
+                               const uint32_t *tokens, uint32_t count)
+{
+    uint32_t rows = selector_reads_features(b->selector) ? entry_count : 0;
+    return (struct msg_step){entries, entry_count, {tokens, count}, {b->rows, rows}, b->step};
+}
 
 static uint32_t random_token(struct bench *b)
 {
@@ -41,15 +86,18 @@ static int compare(const void *a, const void *b)
 static void prefill(struct bench *b, uint32_t s)
 {
     uint32_t *tokens = mem_alloc(LIMIT_STEP_TOKENS, sizeof *tokens);
+    int64_t begin = clock_now_ns();
     for (uint32_t at = 0; at < b->depth;) {
         uint32_t n = b->depth - at < LIMIT_STEP_TOKENS ? b->depth - at : LIMIT_STEP_TOKENS;
         struct msg_step_entry entry = {s + 1, s, at, n, 0};
         for (uint32_t i = 0; i < n; i++)
             tokens[i] = random_token(b);
-        selector_step(b->selector, ++b->step, &(struct msg_step){&entry, 1, {tokens, n}, {0}, 0}, &b->result);
+        struct msg_step msg = step_of(b, &entry, 1, tokens, n);
+        selector_step(b->selector, ++b->step, &msg, &b->result);
         CHECK(b->result.refusal_count == 0);
         at += n;
     }
+    b->prefill_ms = s ? b->prefill_ms : (double)(clock_now_ns() - begin) / 1e6;
     mem_free(&tokens);
 }
 
@@ -62,9 +110,9 @@ static double decode(struct bench *b, uint32_t position)
         entries[s] = (struct msg_step_entry){s + 1, s, position, 1, STEP_ENTRY_SELECT};
         tokens[s] = random_token(b);
     }
+    struct msg_step msg = step_of(b, entries, b->sequences, tokens, b->sequences);
     int64_t begin = clock_now_ns();
-    selector_step(b->selector, ++b->step,
-                  &(struct msg_step){entries, b->sequences, {tokens, b->sequences}, {0}, 0}, &b->result);
+    selector_step(b->selector, ++b->step, &msg, &b->result);
     double ms = (double)(clock_now_ns() - begin) / 1e6;
     CHECK(b->result.refusal_count == 0 && b->result.entry_count == b->sequences);
     return ms;
@@ -119,10 +167,13 @@ static void report(struct bench *b, const struct head_config *h, const char *dev
            " as a graph\n",
            ms[b->steps / 2], ms[0], ms[(size_t)b->steps * 99 / 100], (double)changed / b->steps * 4 / 1e6,
            after.graph_steps - before.graph_steps, b->steps);
-    printf("of which: queue %.3f ms, until the results are there %.3f, handing on %.3f\n",
+
+    printf("of which: append (on a GPU: queue) %.3f ms, score (until the results are there) %.3f, topk %.3f, "
+           "handing on %.3f; prefill %.1f ms\n",
            (double)(after.sum.append_ns - before.sum.append_ns) / b->steps / 1e6,
            (double)(after.sum.score_ns - before.sum.score_ns) / b->steps / 1e6,
-           (double)(after.sum.encode_ns - before.sum.encode_ns) / b->steps / 1e6);
+           (double)(after.sum.topk_ns - before.sum.topk_ns) / b->steps / 1e6,
+           (double)(after.sum.encode_ns - before.sum.encode_ns) / b->steps / 1e6, b->prefill_ms);
     if (!gpu_named(device))
         return;
     double bytes = 2.0 * h->groups * h->kv_heads * h->head_dim * b->sequences * (b->depth + b->steps / 2.0);
@@ -162,6 +213,8 @@ int main(int argc, char **argv)
                                      .threads = (int)(sysconf(_SC_NPROCESSORS_ONLN) + 1) / 2};
         b.vocab = head_config(head)->vocab;
         rc = selector_create(&o, &b.selector, &err);
+        if (rc == 0)
+            rc = give_features(&b, head_config(head), argv[3], &err);
     }
     for (uint32_t s = 0; rc == 0 && s < b.sequences; s++) {
         struct msg_open open = {.sequence = s + 1,
