@@ -13,6 +13,7 @@
 struct lane {
     struct lane_options options;
     uint32_t longest, heads, groups, lists; /* lists = groups * heads; longest: of a list */
+    struct choice *choices;                 /* [groups] */
     struct positions *picks, *before;       /* [lists] */
     struct span span, span_before;          /* that they were picked in */
     bool has;                               /* `picks` holds a set of this sequence */
@@ -87,12 +88,20 @@ struct lane *lane_create(const struct lane_options *o)
     size_t heads = o->model->kv_heads, averages = (heads + 1) * ((o->capacity + 15ull) & ~15ull);
     size_t room = o->oracle == ORACLE_GROUPS ? averages : o->pins > 0 ? o->capacity : 0;
     CHECK(!o->oracle || (o->selection == SELECTION_CURRENT && o->pins <= 0));
-    CHECK(o->oracle != ORACLE_HEADS || !o->loads);
+    CHECK(o->oracle != ORACLE_HEADS || (!o->loads && !o->group_budgets));
+    CHECK(!o->group_budgets || (o->pins <= 0 && o->choice.min_mass <= 0 && o->choice.top_p <= 0));
     n->options = *o;
-    n->longest = sets_longest(&o->choice);
     n->heads = o->model->kv_heads;
     n->groups = o->oracle == ORACLE_HEADS ? o->model->layers : chooser_groups(o->chooser);
     n->lists = n->groups * n->heads;
+    n->choices = mem_alloc(n->groups, sizeof *n->choices);
+    for (uint32_t g = 0; g < n->groups; g++) {
+        n->choices[g] = o->choice;
+        if (o->group_budgets)
+            n->choices[g].budget = o->group_budgets[g];
+        uint32_t longest = sets_longest(&n->choices[g]);
+        n->longest = longest > n->longest ? longest : n->longest;
+    }
     n->picks = mem_alloc(n->lists, sizeof *n->picks);
     n->before = mem_alloc(n->lists, sizeof *n->before);
     n->pins = mem_alloc(n->lists, sizeof *n->pins);
@@ -120,6 +129,7 @@ void lane_free(struct lane **lane)
         positions_free(&n->before[i]);
         positions_free(&n->pins[i]);
     }
+    mem_free(&n->choices);
     mem_free(&n->picks);
     mem_free(&n->before);
     mem_free(&n->pins);
@@ -226,7 +236,7 @@ static void load_all(struct lane *n)
 }
 
 /* One oracle's list; the lists of a group's heads follow one another. */
-static void pick_by_look(struct lane *n, uint32_t i)
+static void pick_by_look(struct lane *n, uint32_t i, const struct span *span)
 {
     const struct look *k = n->look;
     uint32_t group = i / n->heads, head = i % n->heads;
@@ -238,7 +248,7 @@ static void pick_by_look(struct lane *n, uint32_t i)
             look_mean(n->weights, k, n->first_layer[group], n->first_layer[group + 1]);
         weights = n->weights + head * k->stride;
     }
-    sets_choose(&n->picks[i], weights, &n->options.choice, &n->span, NULL, &n->scratch);
+    sets_choose(&n->picks[i], weights, &n->choices[group], span, NULL, &n->scratch);
 }
 
 static void pick(struct lane *n, uint32_t position)
@@ -249,13 +259,15 @@ static void pick(struct lane *n, uint32_t position)
     n->span_before = n->span;
     n->span = sets_span(&n->options.choice, position);
     for (uint32_t i = 0; i < n->lists; i++) {
+        const struct choice *choice = &n->choices[i / n->heads];
+        struct span span = sets_span(choice, position);
         if (n->look)
-            pick_by_look(n, i);
+            pick_by_look(n, i, &span);
         else if (lane_wants_pins(n))
             pick_beside_pins(n, i);
         else
-            chooser_pick(n->options.chooser, i / n->heads, i % n->heads, &n->options.choice, &n->span,
-                         &n->scratch, &n->picks[i]);
+            chooser_pick(n->options.chooser, i / n->heads, i % n->heads, choice, &span, &n->scratch,
+                         &n->picks[i]);
         if (n->has) {
             n->counts.common += sets_common(&n->picks[i], &n->before[i]);
             n->counts.selected += n->picks[i].count;

@@ -31,6 +31,8 @@ struct lane_options {
     const struct model_config *model;
     struct chooser *chooser; /* borrowed */
     struct choice choice;
+    const uint32_t *group_budgets; /* [chooser_groups] in place of the choice's, each above sinks and window;
+                                    * NULL: one budget. Not with pins, lists by mass and ORACLE_HEADS */
     enum selection_mode selection; /* mixed: the first third of the layers takes the previous set */
     float pins;                    /* share of the picked positions; see pins.h */
     uint32_t pin_layers;           /* 0: those of each group */

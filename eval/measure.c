@@ -88,8 +88,9 @@ static void feed_way(void *arg, int index, int thread)
                      true);
 }
 
-/* Masses of one way, in all contexts that the position counts in. Sets of the token before, and those that a
- * prompt's end has a part in, are not there; what oracles attain stands beside every other way. */
+/* Masses of one way, in all contexts that the position counts in. Sets of the token before, those that a
+ * prompt's end has a part in and those of several budgets are not there; what oracles attain stands beside
+ * every other way. */
 static void add_way(void *arg, int index, int thread)
 {
     const struct taker *t = arg;
@@ -98,7 +99,7 @@ static void add_way(void *arg, int index, int thread)
     uint32_t way = (uint32_t)index, position = t->look->position;
     (void)thread;
     const struct variant *v = s->ways[way].variant;
-    if (v->selection != SELECTION_CURRENT || v->pins > 0 || v->oracle)
+    if (v->selection != SELECTION_CURRENT || v->pins > 0 || v->oracle || v->group_count)
         return;
     for (uint32_t c = 0; c < s->contexts.count; c++) {
         uint32_t from = from_of(s, s->contexts.at[c]), end = s->contexts.at[c];

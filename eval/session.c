@@ -159,6 +159,17 @@ static int find_head(struct session *s, const char *name, uint32_t *ret, struct 
     return open_head(s, name, err);
 }
 
+static int check_group_budgets(const struct variant *v, const struct head *head, struct err *err)
+{
+    uint32_t groups = head ? head_config(head)->groups : 1;
+    if (v->group_count == 0 || v->group_count == groups)
+        return 0;
+    return err_set(err, -EINVAL,
+                   "--variant '%s': group-budgets: found %" PRIu32
+                   ", expected one for each of the head's groups, %" PRIu32,
+                   v->text, v->group_count, groups);
+}
+
 static int open_ways(struct session *s, struct err *err)
 {
     const struct eval_options *o = s->options;
@@ -180,6 +191,8 @@ static int open_ways(struct session *s, struct err *err)
         const struct variant *v = &o->variants[i];
         uint32_t head = 0;
         r = v->head[0] ? find_head(s, v->head, &head, err) : 0;
+        if (!r)
+            r = check_group_budgets(v, s->heads[head].head, err);
         s->ways[s->way_count++] = (struct session_way){head, v, v->text};
     }
     uint32_t batch = o->batch ? o->batch : s->engine.gpu ? ENGINE_LANES : BATCH_CPU;
@@ -225,7 +238,10 @@ static uint32_t longest_list(const struct eval_options *o)
     for (uint32_t i = 0; i < o->budgets.count; i++)
         most = o->budgets.at[i] > most ? o->budgets.at[i] : most;
     for (uint32_t i = 0; i < o->variant_texts.count; i++) {
-        uint32_t longest = sets_longest(&o->variants[i].choice);
+        const struct variant *v = &o->variants[i];
+        uint32_t longest = sets_longest(&v->choice);
+        for (uint32_t g = 0; g < v->group_count; g++)
+            longest = v->group_budgets[g] > longest ? v->group_budgets[g] : longest;
         most = longest > most ? longest : most;
     }
     return most + 1;
@@ -304,13 +320,15 @@ int session_lanes(struct session *s, const struct session_lanes_options *o, stru
             }
             ret->choosers[ret->chooser_count++] = chooser;
         }
-        enum oracle oracle = s->ways[way].variant->oracle;
+        const struct variant *v = s->ways[way].variant;
+        enum oracle oracle = v->oracle;
         struct lane_options options = {.model = s->engine.config,
                                        .chooser = chooser,
-                                       .choice = s->ways[way].variant->choice,
-                                       .selection = s->ways[way].variant->selection,
-                                       .pins = s->ways[way].variant->pins,
-                                       .pin_layers = s->ways[way].variant->pin_layers,
+                                       .choice = v->choice,
+                                       .group_budgets = v->group_count ? v->group_budgets : NULL,
+                                       .selection = v->selection,
+                                       .pins = v->pins,
+                                       .pin_layers = v->pin_layers,
                                        .oracle = oracle,
                                        .capacity = o->capacity,
                                        .loads = o->loads && oracle != ORACLE_HEADS};

@@ -7,7 +7,8 @@
 #include "base/parse.h"
 
 struct word {
-    const char *name, *value; /* NUL-terminated */
+    const char *name;
+    char *value; /* NUL-terminated, both */
 };
 
 static int choice_of(const char *value, const char *const *names, uint32_t count, uint32_t *ret)
@@ -26,6 +27,23 @@ static int share_of(const char *value, float *ret)
     int r = parse_double(value, 0, 1, &x);
     *ret = r ? 0 : (float)x;
     return r;
+}
+
+/* "A:B:C" */
+static int group_budgets_of(char *value, struct variant *v)
+{
+    int r = 0;
+    v->group_count = 0;
+    for (char *at = value, *colon; at && !r; at = colon ? colon + 1 : NULL) {
+        colon = strchr(at, ':');
+        if (colon)
+            *colon = 0;
+        r = v->group_count < LIMIT_GROUPS ? parse_u32(at, 1, 1u << 24, &v->group_budgets[v->group_count++])
+                                          : -E2BIG;
+        if (colon)
+            *colon = ':'; /* a refusal shows all of it */
+    }
+    return r ? -EINVAL : 0;
 }
 
 /* 0; -ENOENT: no such name; -EINVAL: no such value. */
@@ -52,6 +70,8 @@ static int take(const struct word *w, struct variant *v)
         return share_of(w->value, &v->choice.top_p);
     if (!strcmp(w->name, "pins"))
         return share_of(w->value, &v->pins);
+    if (!strcmp(w->name, "group-budgets"))
+        return group_budgets_of(w->value, v);
     if (!strcmp(w->name, "pool"))
         return choice_of(w->value, pools, 3, &v->pool);
     if (!strcmp(w->name, "selection")) {
@@ -75,7 +95,7 @@ static int take(const struct word *w, struct variant *v)
 
 #define WORDS                                                                                     \
     "head=, budget=, max-budget=, sinks=, window=, pool=, selection=, min-mass=, top-p=, pins=, " \
-    "pin-layers=, oracle="
+    "pin-layers=, oracle=, group-budgets="
 
 /* What the value of that name can be. */
 static const char *value_of(const char *name)
@@ -88,6 +108,8 @@ static const char *value_of(const char *name)
         return "none, heads or groups";
     if (!strcmp(name, "min-mass") || !strcmp(name, "top-p") || !strcmp(name, "pins"))
         return "a share from 0 to 1";
+    if (!strcmp(name, "group-budgets"))
+        return "A:B:..., a number of positions for each group";
     return !strcmp(name, "head")     ? "a shorter name"
            : !strcmp(name, "sinks")  ? "0 to 4096"
            : !strcmp(name, "window") ? "0 to 65536"
@@ -125,6 +147,15 @@ int variant_parse(const char *text, const struct variant *base, struct variant *
                        c->budget, c->sinks + c->window);
     if (ret->pins > 0 && (c->min_mass > 0 || c->top_p > 0))
         return err_set(err, -EINVAL, "--variant '%s': pins do not go with lists by mass", text);
+    for (uint32_t i = 0; i < ret->group_count; i++)
+        if (ret->group_budgets[i] <= c->sinks + c->window)
+            return err_set(err, -EINVAL,
+                           "--variant '%s': group-budgets: found %u, expected more than sinks and window, %u",
+                           text, ret->group_budgets[i], c->sinks + c->window);
+    if (ret->group_count && (ret->pins > 0 || c->min_mass > 0 || c->top_p > 0 || ret->oracle == ORACLE_HEADS))
+        return err_set(err, -EINVAL,
+                       "--variant '%s': group-budgets do not go with pins, lists by mass and oracle=heads",
+                       text);
     if (ret->oracle && (ret->pins > 0 || ret->selection != SELECTION_CURRENT))
         return err_set(err, -EINVAL,
                        "--variant '%s': oracles choose for the current token and do not go with pins", text);

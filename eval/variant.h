@@ -1,6 +1,6 @@
 /* One way to choose, as a text: "head=FILE,budget=1024,sinks=4,window=64,pool=mean,selection=previous,
- * min-mass=0.9,max-budget=2048,top-p=0.95,pins=0.25,pin-layers=4,oracle=groups". What it leaves out is as in
- * the base. */
+ * min-mass=0.9,max-budget=2048,top-p=0.95,pins=0.25,pin-layers=4,oracle=groups,group-budgets=2048:512".
+ * What it leaves out is as in the base. */
 #ifndef EVAL_VARIANT_H
 #define EVAL_VARIANT_H
 
@@ -10,6 +10,7 @@
 #include "eval/lane.h"
 #include "eval/sets.h"
 #include "proto/control.h"
+#include "proto/limits.h"
 
 #define VARIANT_HEAD_BYTES 512u
 
@@ -21,6 +22,7 @@ struct variant {
     enum selection_mode selection;
     float pins; /* share of the picked positions that is kept for what the prompt's end looked at */
     enum oracle oracle;
+    uint32_t group_budgets[LIMIT_GROUPS], group_count; /* of the head's groups; count 0: one budget */
     uint32_t pin_layers; /* looked at in the first so many layers; 0: in those of each group */
 };
 

@@ -431,9 +431,10 @@ static void test_variants(void **state)
     struct err err;
     assert_int_equal(PARSE("-m", "x", "-f", "a", "-b", "512,1024", "--sinks", "8", "--variant",
                            "budget=300,pool=max", "head=h.s,selection=mixed,window=16,top-p=0.5",
-                           "min-mass=0.9", "pins=0.25,pin-layers=4", "oracle=groups,top-p=0.9"),
+                           "min-mass=0.9", "pins=0.25,pin-layers=4", "oracle=groups,top-p=0.9",
+                           "group-budgets=300:80:1000"),
                      0);
-    assert_int_equal(o.variant_texts.count, 5);
+    assert_int_equal(o.variant_texts.count, 6);
     const struct variant *v = o.variants;
     assert_int_equal(v[0].choice.budget, 300);
     assert_int_equal(v[0].choice.sinks, 8);
@@ -449,6 +450,9 @@ static void test_variants(void **state)
     assert_true(v[3].pins == 0.25f && v[3].pin_layers == 4 && v[2].pins == 0);
     assert_int_equal(v[3].oracle, ORACLE_NONE);
     assert_int_equal(v[4].oracle, ORACLE_GROUPS);
+    assert_int_equal(v[4].group_count, 0);
+    assert_int_equal(v[5].group_count, 3);
+    assert_true(v[5].group_budgets[0] == 300 && v[5].group_budgets[1] == 80 && v[5].group_budgets[2] == 1000);
     static const char *const wrong[] = {"budget",
                                         "budget=x",
                                         "pool=none",
@@ -463,6 +467,11 @@ static void test_variants(void **state)
                                         "pins=0.5,top-p=0.5",
                                         "budget=100,",
                                         "oracle=best",
+                                        "group-budgets=600:",
+                                        "group-budgets=600:72",
+                                        "group-budgets=600:300,top-p=0.9",
+                                        "group-budgets=600:300,oracle=heads",
+                                        "group-budgets=9:9:9:9:9:9:9:9:9:9:9:9:9:9:9:9:9",
                                         "oracle=heads,selection=previous",
                                         "pins=0.5,oracle=heads"};
     for (uint32_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {

@@ -521,6 +521,39 @@ static void test_oracles_attain_the_best_mass(void **state)
     world_free(&w);
 }
 
+/* A budget for each group: what it picks is the best so many; for the layers they are one each. */
+static void test_groups_have_budgets(void **state)
+{
+    (void)state;
+    static const uint32_t budgets[] = {90, 30};
+    struct world *w = world_make(2, NULL);
+    const struct choice base = {.budget = 40, .sinks = 4, .window = 16};
+    struct lane *lane = lane_create(&(struct lane_options){.model = w->engine.config,
+                                                           .chooser = w->chooser,
+                                                           .choice = base,
+                                                           .group_budgets = budgets,
+                                                           .capacity = CONTEXT,
+                                                           .loads = true});
+    chooser_feed(w->chooser, w->tokens, 300, NULL, true);
+    const struct attn_list *lists = lane_choose(lane, 299);
+    for (uint32_t i = 0; i < 2 * RIG_KV_HEADS; i++) {
+        struct choice own = base;
+        own.budget = budgets[i / RIG_KV_HEADS];
+        struct span span = sets_span(&own, 299);
+        struct positions picks = {0};
+        uint32_t items[90];
+        pick(w, i / RIG_KV_HEADS, i % RIG_KV_HEADS, &own, &span, &picks);
+        assert_int_equal(lists[i].count, own.budget);
+        assert_int_equal(sets_attended(items, &span, &picks), own.budget);
+        assert_memory_equal(lists[i].item, items, own.budget * sizeof *items);
+        positions_free(&picks);
+    }
+    double mean = (90 + 30 * (RIG_LAYERS - 1.0)) / RIG_LAYERS; /* the first group is layer 0 alone */
+    assert_true(fabs(lane_figures(lane_counts(lane)).attended - mean) < 1e-9);
+    lane_free(&lane);
+    world_free(&w);
+}
+
 /* Lists of a group count once for each of its layers. */
 static void test_attended_is_a_mean_over_layers(void **state)
 {
@@ -655,6 +688,7 @@ int main(void)
         cmocka_unit_test_prestate(test_looking_heads_choose_for_themselves, gpu),
         cmocka_unit_test(test_oracles_attain_the_best_mass),
         cmocka_unit_test_prestate(test_oracles_attain_the_best_mass, gpu),
+        cmocka_unit_test(test_groups_have_budgets),
         cmocka_unit_test(test_attended_is_a_mean_over_layers),
         cmocka_unit_test(test_oracles_are_followed),
         cmocka_unit_test_prestate(test_oracles_are_followed, gpu),
