@@ -12,10 +12,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "base/log.h"
 
-enum { STAMPS = 1 << 20 };
+enum { STAMPS = 1 << 20, SPAN_LEAST_NS = 10 * 1000 };
 
 struct stamp {
     int64_t ns;
@@ -60,9 +59,21 @@ void trace_open(const char *part)
     trace_is_on = true;
 }
 
-void trace_stamp(enum trace_event event, uint32_t step)
+static void put(struct stamp stamp)
 {
     uint64_t at = atomic_fetch_add_explicit(&file->count, 1, memory_order_relaxed);
     if (at < STAMPS)
-        file->stamp[at] = (struct stamp){clock_now_ns(), step, event};
+        file->stamp[at] = stamp;
+}
+
+void trace_stamp(enum trace_event event, uint32_t step)
+{
+    put((struct stamp){clock_now_ns(), step, event});
+}
+
+void trace_stamp_span(enum trace_span span, int64_t begin_ns)
+{
+    int64_t ns = clock_now_ns() - begin_ns;
+    if (ns >= SPAN_LEAST_NS)
+        put((struct stamp){begin_ns, ns < UINT32_MAX ? (uint32_t)ns : UINT32_MAX, span});
 }

@@ -38,7 +38,7 @@ static void test_stamps_are_in_the_file(void **state)
 {
     (void)state;
     char folder[PATH_MAX], path[PATH_MAX + 64];
-    struct record found[2];
+    struct record found[3];
     temp_make(folder);
     setenv("SPECONTEXT_TRACE", folder, 1);
     trace_open("part");
@@ -46,7 +46,10 @@ static void test_stamps_are_in_the_file(void **state)
     int64_t before = clock_now_ns();
     trace(TRACE_POSTED, 7);
     trace(TRACE_ENDED, UINT32_MAX);
-    int64_t after = clock_now_ns();
+    int64_t after = clock_now_ns(), begin = trace_begin();
+    assert_true(begin >= after);
+    trace_end(TRACE_MOVE, begin - 7 * CLOCK_S); /* longer than there is room for */
+    trace_end(TRACE_MOVE, clock_now_ns() + CLOCK_S);
     snprintf(path, sizeof path, "%s/part-%d.trace", folder, (int)getpid());
     FILE *file = fopen(path, "rbe");
     assert_non_null(file);
@@ -57,12 +60,15 @@ static void test_stamps_are_in_the_file(void **state)
     assert_int_equal(fread(found, sizeof found, 1, file), 1);
     fclose(file);
     assert_memory_equal(magic, "SPTRACE1", sizeof magic);
-    assert_int_equal(count, 2);
+    assert_int_equal(count, 3); /* a span of no length is left out */
     assert_int_equal(found[0].step, 7);
     assert_int_equal(found[0].event, TRACE_POSTED);
     assert_int_equal(found[1].step, UINT32_MAX);
     assert_int_equal(found[1].event, TRACE_ENDED);
     assert_true(before <= found[0].ns && found[0].ns <= found[1].ns && found[1].ns <= after);
+    assert_true(found[2].ns == begin - 7 * CLOCK_S);
+    assert_int_equal(found[2].step, UINT32_MAX);
+    assert_int_equal(found[2].event, TRACE_MOVE);
     temp_remove(folder);
 }
 
