@@ -4,14 +4,13 @@
 
 #include <errno.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/check.h"
+#include "base/trace.h"
 
-#define BLOCKS_MOST           (1u << 22) /* records of blocks are kept for all of them */
-#define BLOCKS_POPULATE_AHEAD 8u
+#define BLOCKS_MOST (1u << 22) /* records of blocks are kept for all of them */
 
 static void set_private(struct blocks *b, const struct kv_layout *layout)
 {
@@ -20,7 +19,6 @@ static void set_private(struct blocks *b, const struct kv_layout *layout)
     b->blocks_max = b->header->blocks_max;
     b->block_bytes = b->header->block_bytes;
     b->rows_at = b->header->rows_at;
-    b->ahead = BLOCKS_POPULATE_AHEAD;
     b->refs = mem_alloc(b->blocks_max, sizeof *b->refs);
     b->free = mem_alloc(b->blocks_max, sizeof *b->free);
 }
@@ -81,12 +79,13 @@ int blocks_map(struct blocks *b, int fd, const struct kv_layout *layout, struct 
         return r;
     set_private(b, layout);
     b->present = header.blocks_present;
-    b->populated = b->present;
+    b->taken = b->present;
     return 0;
 }
 
 void blocks_close(struct blocks *b)
 {
+    populate_free(&b->populate);
     mem_free(&b->refs);
     mem_free(&b->free);
     if (b->segment.at)
@@ -95,14 +94,24 @@ void blocks_close(struct blocks *b)
     b->segment.fd = -1;
 }
 
-/* Lengthens the file to so many bytes of rows, and on to the end of the chunk. */
-static int grow_to(struct blocks *b, uint64_t rows_bytes, struct err *err)
+static uint64_t rows_bytes(const struct blocks *b)
 {
-    uint64_t chunks = (rows_bytes + BLOCKS_CHUNK_BYTES - 1) / BLOCKS_CHUNK_BYTES;
+    return (uint64_t)b->blocks_max * b->block_bytes;
+}
+
+/* Lengthens the file to so many bytes of rows, and on to the end of the chunk. */
+static int grow_to(struct blocks *b, uint64_t rows, struct err *err)
+{
+    uint64_t chunks = (rows + BLOCKS_CHUNK_BYTES - 1) / BLOCKS_CHUNK_BYTES;
     uint64_t bytes = b->rows_at + chunks * BLOCKS_CHUNK_BYTES;
-    uint64_t most = b->rows_at + (uint64_t)b->blocks_max * b->block_bytes;
+    uint64_t most = b->rows_at + rows_bytes(b);
     bytes = bytes < most ? bytes : most;
-    return bytes > b->segment.bytes ? segment_grow(&b->segment, bytes, err) : 0;
+    if (bytes <= b->segment.bytes)
+        return 0;
+    int64_t begin = trace_begin();
+    int r = segment_grow(&b->segment, bytes, err);
+    trace_end(TRACE_GROW, begin);
+    return r;
 }
 
 static int grow(struct blocks *b)
@@ -128,6 +137,7 @@ int blocks_take(struct blocks *b, uint32_t *ret_block)
     uint32_t block = b->free[--b->free_count];
     CHECK(b->refs[block] == 0);
     b->refs[block] = 1;
+    b->taken = b->taken > block ? b->taken : block + 1;
     struct arena_block *record = arena_block_at(b->header, block);
     memset(record, 0, offsetof(struct arena_block, state));
     atomic_store_explicit(&record->state, ARENA_BLOCK_FILLING, memory_order_release);
@@ -159,26 +169,38 @@ uint32_t blocks_available(const struct blocks *b)
     return b->free_count + (b->blocks_max - b->present);
 }
 
-bool blocks_populate(struct blocks *b)
+void blocks_populate_start(struct blocks *b, int threads, void (*before)(void *arg, uint32_t stretch),
+                           void *before_arg)
 {
-    uint32_t in_use = b->present - b->free_count;
-    if (b->populated >= b->present || b->populated >= in_use + b->ahead)
-        return false;
-    uint64_t page = 4096, from = b->rows_at + (uint64_t)b->populated * b->block_bytes;
-    uint64_t end = (from + b->block_bytes + page - 1) / page * page;
-    from = from / page * page;
-    if (end > b->segment.bytes)
-        end = b->segment.bytes;
-    b->populated++;
-    /* A kernel without it (before 5.14) faults the pages in later, one by one. */
-    madvise((uint8_t *)b->segment.at + from, end - from, MADV_POPULATE_WRITE);
-    return true;
+    uint64_t page = 4096;
+    CHECK(!b->populate);
+    struct populate_params params = {.at = (uint8_t *)b->segment.at + b->rows_at,
+                                     .bytes = (rows_bytes(b) + page - 1) / page * page,
+                                     .stretch_bytes = BLOCKS_STRETCH_BYTES,
+                                     .threads = threads,
+                                     .before = before,
+                                     .before_arg = before_arg};
+    populate_create(&b->populate, &params);
+}
+
+void blocks_populate(struct blocks *b, uint32_t count)
+{
+    CHECK(count <= b->blocks_max);
+    uint64_t bytes = count * b->block_bytes;
+    uint64_t stretches = (bytes + BLOCKS_STRETCH_BYTES - 1) / BLOCKS_STRETCH_BYTES;
+    /* Where the file cannot be lengthened a step that needs it will say so. */
+    if (b->populate && grow_to(b, stretches * BLOCKS_STRETCH_BYTES, NULL) == 0)
+        populate_aim(b->populate, (uint32_t)stretches);
+}
+
+bool blocks_is_populated(const struct blocks *b, uint32_t stretch)
+{
+    return b->populate && populate_is_done(b->populate, stretch);
 }
 
 uint32_t blocks_stretches(const struct blocks *b)
 {
-    uint64_t bytes = (uint64_t)b->blocks_max * b->block_bytes;
-    return (uint32_t)((bytes + BLOCKS_STRETCH_BYTES - 1) / BLOCKS_STRETCH_BYTES);
+    return (uint32_t)((rows_bytes(b) + BLOCKS_STRETCH_BYTES - 1) / BLOCKS_STRETCH_BYTES);
 }
 
 int blocks_stretch(struct blocks *b, uint32_t stretch, void **ret_at, uint64_t *ret_bytes, struct err *err)
@@ -188,8 +210,7 @@ int blocks_stretch(struct blocks *b, uint32_t stretch, void **ret_at, uint64_t *
     int r = grow_to(b, end, err); /* an adopted file may end anywhere */
     if (r < 0)
         return r;
-    uint64_t rows = (uint64_t)b->blocks_max * b->block_bytes;
-    end = end < rows ? end : rows;
+    end = end < rows_bytes(b) ? end : rows_bytes(b);
     *ret_at = (uint8_t *)b->segment.at + b->rows_at + from;
     *ret_bytes = (end - from + page - 1) / page * page;
     return 0;

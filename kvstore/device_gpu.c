@@ -9,6 +9,7 @@
 #include "base/alloc.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/trace.h"
 
 #define PATIENCE_NS  (20 * CLOCK_S) /* whatever is queued takes far less: lists are bounded by the buffers */
 #define SPIN_NS      (CLOCK_MS / 10)
@@ -224,6 +225,7 @@ int device_gpu_wait(struct device_gpu *g, uint32_t ticket)
         if (now - begin >= SPIN_NS)
             nanosleep(&(struct timespec){.tv_nsec = CLOCK_MS / 50}, NULL);
     }
+    trace_end(TRACE_STREAM_WAIT, begin);
     return g->error.code;
 }
 
@@ -238,12 +240,14 @@ int device_gpu_wait_all(struct device_gpu *g)
 static int buffers_widen(struct device_gpu *g, uint64_t bytes)
 {
     uint64_t wide = g->buffer_bytes;
+    int64_t begin = trace_begin();
     while (wide < bytes)
         wide *= 2;
     if (device_gpu_wait_all(g) < 0)
         return g->error.code;
     buffers_free(g);
     int r = buffers_make(g, wide, &g->error);
+    trace_end(TRACE_WIDEN, begin);
     if (r < 0)
         err_prefix(&g->error, r, "lists of %llu bytes", (unsigned long long)wide);
     return r;

@@ -6,6 +6,7 @@
 
 #include "base/alloc.h"
 #include "base/check.h"
+#include "base/trace.h"
 #include "kvstore/gather_gpu.h"
 
 enum { LOADS_A_JOB = 128 };
@@ -191,6 +192,7 @@ static void run_job(void *arg, int index, int thread)
 
 void gather_run(struct gather *g)
 {
+    int64_t begin = trace_begin();
     g->low = 0;
     g->end = g->blocks->layout.layers;
     if (g->gpu)
@@ -198,10 +200,12 @@ void gather_run(struct gather *g)
     else
         pool_run(g->pool, (int)g->count, run_job, g);
     g->count = 0;
+    trace_end(TRACE_GATHER, begin);
 }
 
 void gather_run_each(struct gather *g, uint32_t run, uint32_t end, struct gather_ready ready)
 {
+    int64_t begin = trace_begin();
     uint32_t first = UINT32_MAX; /* layer that any job touches */
     for (uint32_t i = 0; i < g->count; i++)
         first = min_u32(first, g->jobs[i].layer);
@@ -219,6 +223,7 @@ void gather_run_each(struct gather *g, uint32_t run, uint32_t end, struct gather
     if (g->gpu && g->count)
         device_gpu_ticket(g->device->gpu);
     g->count = 0;
+    trace_end(TRACE_GATHER, begin);
 }
 
 void gather_poison(const struct gather *g, const struct sequence *s, const struct elastic_loads *loads,

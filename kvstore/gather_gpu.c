@@ -15,11 +15,13 @@
 
 #include "base/alloc.h"
 #include "base/check.h"
+#include "base/trace.h"
 
 enum {
+    TIMES = 8,                 /* of registrations that are kept */
     SEGMENT_ENTRIES = 1 << 16, /* of one launch whose rows are named one by one */
     SEGMENT_ROWS = 1 << 15,    /* struct cuda_move counts rows in 16 bits */
-    POPULATE_BYTES = 1 << 20,
+    TOUCH_BYTES = 1 << 19,
     NO_LAUNCH = 0xffffffff
 };
 
@@ -31,14 +33,101 @@ struct rows_list { /* moves of one group's loads, good for any of its layers */
 struct gather_gpu {
     struct gather *gather;
     struct device_gpu *device;
-    uint8_t *registered; /* [stretch of the arena] */
-    uint32_t stretches;
+    uint8_t *registered;     /* [stretch of the arena] */
+    uint32_t stretches, low; /* stretches [0, low) are registered, `low` is not */
+    struct gather_gpu_reached reached;
+    int64_t ahead_ns[TIMES];
     uint32_t sequences, slabs_max, layers; /* of slab_table */
     uint64_t *slab_table;                  /* on the device: [sequence][layer][slabs_max] */
     struct rows_list lists[LIMIT_GROUPS];
     uint32_t list_count;
     struct cuda_move *rows_host; /* while lists are filled */
 };
+
+/* ---- the arena ---- */
+
+struct touch {
+    uint8_t *at;
+    uint64_t bytes;
+};
+
+static void touch_part(void *arg, int index, int thread)
+{
+    (void)thread;
+    const struct touch *t = arg;
+    uint64_t from = (uint64_t)index * TOUCH_BYTES, left = t->bytes - from;
+    /* A kernel without it (before 5.14) leaves it to the registration. */
+    madvise(t->at + from, left < TOUCH_BYTES ? left : TOUCH_BYTES, MADV_POPULATE_WRITE);
+}
+
+static void register_stretch(struct gather_gpu *g, uint32_t stretch, bool populated)
+{
+    void *at = NULL;
+    uint64_t bytes = 0;
+    struct err *err = &g->device->error;
+    int r = blocks_stretch(g->gather->blocks, stretch, &at, &bytes, err);
+    if (r == 0 && !populated) { /* first touch is what takes time, so all threads take part in it */
+        struct touch t = {at, bytes};
+        int64_t begin = trace_begin();
+        pool_run(g->gather->pool, (int)((bytes + TOUCH_BYTES - 1) / TOUCH_BYTES), touch_part, &t);
+        trace_end(TRACE_TOUCH, begin);
+    }
+    if (r == 0)
+        r = device_gpu_register(g->device, at, bytes, err);
+    if (r < 0) {
+        err_prefix(err, r, "host arena: %llu bytes for the GPU", (unsigned long long)bytes);
+        return;
+    }
+    g->registered[stretch] = 1;
+    while (g->low < g->stretches && g->registered[g->low])
+        g->low++;
+}
+
+/* For kernels that are about to be queued. */
+static void need_stretch(struct gather_gpu *g, uint32_t stretch)
+{
+    if (g->registered[stretch] || device_gpu_failed(g->device))
+        return;
+    int64_t begin = trace_begin();
+    bool populated = blocks_is_populated(g->gather->blocks, stretch);
+    register_stretch(g, stretch, populated);
+    g->reached.late++;
+    g->reached.touched += !populated;
+    trace_end(TRACE_REGISTER_LATE, begin);
+}
+
+/* Kernels may reach all blocks of the sequence from here on. */
+static void reach_blocks(struct gather_gpu *g, struct sequence *s)
+{
+    uint64_t bytes = g->gather->blocks->block_bytes;
+    for (; s->blocks_reached < s->blocks; s->blocks_reached++) {
+        uint64_t from = s->record->block[s->blocks_reached] * bytes;
+        for (uint64_t c = from / BLOCKS_STRETCH_BYTES; c <= (from + bytes - 1) / BLOCKS_STRETCH_BYTES; c++)
+            need_stretch(g, (uint32_t)c);
+    }
+}
+
+int gather_gpu_reach(struct gather_gpu *g, uint32_t blocks)
+{
+    uint32_t stretch = g->low;
+    if (stretch == g->stretches || stretch * BLOCKS_STRETCH_BYTES >= blocks * g->gather->blocks->block_bytes)
+        return 0;
+    if (device_gpu_failed(g->device) || !blocks_is_populated(g->gather->blocks, stretch))
+        return -EAGAIN;
+    int64_t begin = clock_now_ns();
+    register_stretch(g, stretch, true);
+    g->ahead_ns[g->reached.ahead++ % TIMES] = clock_now_ns() - begin;
+    trace_end(TRACE_REGISTER_AHEAD, begin);
+    return device_gpu_failed(g->device) ? -EAGAIN : 1;
+}
+
+struct gather_gpu_reached gather_gpu_reached(const struct gather_gpu *g)
+{
+    struct gather_gpu_reached reached = g->reached;
+    for (uint32_t i = 0; i < TIMES; i++)
+        reached.longest_ns = reached.longest_ns > g->ahead_ns[i] ? reached.longest_ns : g->ahead_ns[i];
+    return reached;
+}
 
 /* ---- life ---- */
 
@@ -83,6 +172,8 @@ int gather_gpu_attach(struct gather_gpu *g, const struct control_header *header,
     void *at = NULL;
     int r = device_gpu_alloc(g->device, table_bytes(g), &g->device->tables_bytes, &at, err);
     g->slab_table = at;
+    if (r == 0 && !g->registered[0] && !device_gpu_failed(g->device)) /* the base of all rows */
+        register_stretch(g, 0, blocks_is_populated(g->gather->blocks, 0));
     return r;
 }
 
@@ -91,81 +182,6 @@ void gather_gpu_detach(struct gather_gpu *g)
     device_gpu_wait_all(g->device);
     device_gpu_free(g->device, table_bytes(g), &g->device->tables_bytes, g->slab_table);
     g->slab_table = NULL;
-}
-
-/* ---- the arena ---- */
-
-struct populate {
-    uint8_t *at;
-    uint64_t bytes;
-};
-
-static void populate_part(void *arg, int index, int thread)
-{
-    (void)thread;
-    const struct populate *p = arg;
-    uint64_t from = (uint64_t)index * POPULATE_BYTES, left = p->bytes - from;
-    /* A kernel without it (before 5.14) leaves it to the registration. */
-    madvise(p->at + from, left < POPULATE_BYTES ? left : POPULATE_BYTES, MADV_POPULATE_WRITE);
-}
-
-/* Registers a stretch; first touch is what takes time, so all threads take part in it. */
-static void register_stretch(struct gather_gpu *g, uint32_t stretch)
-{
-    if (g->registered[stretch] || device_gpu_failed(g->device))
-        return;
-    void *at = NULL;
-    uint64_t bytes = 0;
-    struct err *err = &g->device->error;
-    int r = blocks_stretch(g->gather->blocks, stretch, &at, &bytes, err);
-    if (r == 0) {
-        struct populate p = {at, bytes};
-        pool_run(g->gather->pool, (int)((bytes + POPULATE_BYTES - 1) / POPULATE_BYTES), populate_part, &p);
-        r = device_gpu_register(g->device, at, bytes, err);
-    }
-    if (r < 0)
-        err_prefix(err, r, "host arena: %llu bytes for the GPU", (unsigned long long)bytes);
-    else
-        g->registered[stretch] = 1;
-}
-
-/* Kernels may reach all blocks of the sequence from here on, and the begin of the rows, their base. */
-static void reach_blocks(struct gather_gpu *g, struct sequence *s)
-{
-    uint64_t bytes = g->gather->blocks->block_bytes;
-    register_stretch(g, 0);
-    for (; s->blocks_reached < s->blocks; s->blocks_reached++) {
-        uint64_t from = s->record->block[s->blocks_reached] * bytes;
-        for (uint64_t c = from / BLOCKS_STRETCH_BYTES; c <= (from + bytes - 1) / BLOCKS_STRETCH_BYTES; c++)
-            register_stretch(g, (uint32_t)c);
-    }
-}
-
-bool gather_gpu_reach(struct gather_gpu *g, uint32_t blocks)
-{
-    uint64_t bytes = blocks * g->gather->blocks->block_bytes;
-    for (uint32_t c = 0; c < g->stretches && c * BLOCKS_STRETCH_BYTES < bytes; c++)
-        if (!g->registered[c] && !device_gpu_failed(g->device)) {
-            register_stretch(g, c);
-            return true;
-        }
-    return false;
-}
-
-bool gather_gpu_idle(struct gather_gpu *g)
-{
-    const struct blocks *b = g->gather->blocks;
-    uint64_t populated = b->populated * b->block_bytes;
-    for (uint32_t c = 0; c < g->stretches; c++) {
-        if (g->registered[c])
-            continue;
-        bool whole = b->populated == b->blocks_max || (c + 1) * BLOCKS_STRETCH_BYTES <= populated;
-        if (!whole || device_gpu_failed(g->device))
-            return false;
-        register_stretch(g, c);
-        return true;
-    }
-    return false;
 }
 
 /* ---- views ---- */

@@ -22,9 +22,18 @@ void gather_gpu_run(struct gather_gpu *gpu);
 void gather_gpu_begin(struct gather_gpu *gpu);
 void gather_gpu_layers(struct gather_gpu *gpu);
 
-/* Registers one more stretch of the arena that will be needed soon and has been populated. Whether it did. */
-bool gather_gpu_idle(struct gather_gpu *gpu);
-/* One more stretch of those that hold the first `blocks`, populated or not. Whether it did. */
-bool gather_gpu_reach(struct gather_gpu *gpu, uint32_t blocks);
+/* Registers one more stretch of those that hold the first `blocks`, if it has been populated. 1: it did; 0:
+ * all of them are; -EAGAIN: the next one is not populated yet, or the GPU has failed. */
+int gather_gpu_reach(struct gather_gpu *gpu, uint32_t blocks);
+
+/* Stretches registered so far, and ns that one takes: the longest of the last ones that were registered ahead
+ * of need. */
+struct gather_gpu_reached {
+    uint64_t ahead;   /* in time */
+    uint64_t late;    /* when a step needed them, */
+    uint64_t touched; /* of those: had to be populated first */
+    int64_t longest_ns;
+};
+struct gather_gpu_reached gather_gpu_reached(const struct gather_gpu *gpu);
 
 #endif

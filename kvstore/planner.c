@@ -8,22 +8,15 @@
 #include "base/alloc.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/trace.h"
 #include "kvstore/adopt.h"
-#include "kvstore/gather_gpu.h"
+#include "kvstore/reach.h"
 #include "kvstore/residency.h"
 #include "kvstore/step.h"
 #include "link/flag.h"
 
 #define PIECE_ALIGN 16u /* bytes that the kernels move at a time */
 #define PAGE        4096u
-#define QUIET_NS    (100 * CLOCK_MS) /* without a step: what takes long may be done */
-
-/* Registering: tokens ahead of each sequence, and from when to when after the record of a sparse step. The
- * decoder launches it and the retriever answers before; few steps take less than the rest. */
-enum { REACH_TOKENS = 256 };
-#define REACH_FROM_NS (2 * CLOCK_MS)
-#define REACH_TO_NS   (4 * CLOCK_MS)
-
 /* ---- life ---- */
 
 static struct planner *planner_new(const struct planner_options *options, const struct kv_layout *layout,
@@ -53,6 +46,7 @@ static int planner_start(struct planner *p, struct err *err)
         return r;
     p->pool = pool_create(p->options.threads, "gather");
     gather_init(&p->gather, p->pool, &p->blocks, &p->device);
+    reach_start(p);
     atomic_store_explicit(&p->blocks.header->store_epoch, p->epoch, memory_order_release);
     return 0;
 }
@@ -457,6 +451,7 @@ int planner_open(struct planner *p, const struct msg_open *open, struct msg_gran
 
 void planner_finish_close(struct planner *p, struct sequence *s)
 {
+    int64_t begin = trace_begin();
     planner_commit(p, true); /* it may name the sequence */
     uint32_t resident = residency_layers(p);
     s->counters.layers_resident = resident;
@@ -470,6 +465,7 @@ void planner_finish_close(struct planner *p, struct sequence *s)
     sequence_drop(s, &p->prefix);
     if (p->events.closed)
         p->events.closed(p->events.arg, request, &closed);
+    trace_end(TRACE_LEAVE, begin);
 }
 
 int planner_close(struct planner *p, uint64_t id, uint64_t request)
@@ -614,6 +610,7 @@ void planner_advance(struct planner *p)
         continue;
     if (p->commit.owed && begin_ns - p->step.ended_ns > PLANNER_NEAR_NS)
         step_write_owed(p);
+    trace_end(TRACE_ADVANCE, begin_ns);
 }
 
 bool planner_idle(struct planner *p, int64_t now_ns)
@@ -623,41 +620,7 @@ bool planner_idle(struct planner *p, int64_t now_ns)
         if (s->record && !s->attached && s->orphan_until_ns <= now_ns)
             drop_orphan(p, s);
     }
-    if (residency_idle(p))
-        return true;
-    if (p->gather.gpu && (p->step.state != STEP_IDLE || now_ns - p->step.seen_ns < QUIET_NS))
-        return false;
-    return blocks_populate(&p->blocks) || (p->gather.gpu && gather_gpu_idle(p->gather.gpu));
-}
-
-/* Blocks that are in use, or will be when every open sequence has its prompt and some tokens more. */
-static uint32_t blocks_wanted(const struct planner *p)
-{
-    uint64_t wanted = p->blocks.present - p->blocks.free_count;
-    for (uint32_t i = 0; i < p->options.sequences; i++) {
-        const struct sequence *s = &p->sequences[i];
-        if (!s->record || !s->attached)
-            continue;
-        uint32_t end = (s->next > s->prompt_tokens ? s->next : s->prompt_tokens) + REACH_TOKENS;
-        uint32_t most = sequence_pages(end < s->capacity ? end : s->capacity);
-        wanted += most > s->blocks ? most - s->blocks : 0;
-    }
-    return wanted < p->blocks.blocks_max ? (uint32_t)wanted : p->blocks.blocks_max;
-}
-
-int64_t planner_reach(struct planner *p, int64_t now_ns)
-{
-    struct step *step = &p->step;
-    bool dense = step->kind == STEP_DENSE;
-    if (!p->gather.gpu || !p->attached || p->broken || planner_error(p) || (!dense && step->reached) ||
-        !(step->state == STEP_WRITTEN || (step->state == STEP_STAGED && dense)))
-        return INT64_MAX;
-    if (!dense && now_ns - step->seen_ns < REACH_FROM_NS)
-        return step->seen_ns + REACH_FROM_NS;
-    step->reached = true;
-    if (!dense && now_ns - step->seen_ns > REACH_TO_NS)
-        return INT64_MAX;
-    return gather_gpu_reach(p->gather.gpu, blocks_wanted(p)) ? 0 : INT64_MAX;
+    return residency_idle(p) || reach_quiet(p, now_ns);
 }
 
 void planner_force(struct planner *p, int32_t runs)

@@ -4,7 +4,8 @@
  * does what can be done now and says what it waits for; nothing in here blocks except copies of rows.
  *
  *   planner.c    attach, open, close, resume, sets        step.c       the state machine of one step
- *   residency.c  which layers are on the device           adopt.c      an arena left by another process */
+ *   residency.c  which layers are on the device           adopt.c      an arena left by another process
+ *   sets.c       selections as they arrive                reach.c      host memory ready ahead of need */
 #ifndef KVSTORE_PLANNER_H
 #define KVSTORE_PLANNER_H
 
@@ -28,6 +29,8 @@ struct planner_options {
     uint32_t offload_layers; /* at least the last so many are offloaded, whatever memory allows */
     int threads;
     bool no_elastic, no_prefix, no_offload, poison;
+    void (*before_touch)(void *arg, uint32_t stretch); /* tests: as `before` in populate.h */
+    void *before_touch_arg;
     struct device_gpu *gpu; /* that device memory lies on, borrowed; NULL: a memfd */
 };
 
@@ -63,7 +66,7 @@ struct step {
     uint32_t runs_written; /* dense: staged rows of runs below are back in the arena */
     bool phase_out[2];
     int64_t seen_ns, ended_ns;           /* when one began last, and ended */
-    bool reached;                        /* planner_reach did its part in this one */
+    bool reached;                        /* reach_step registered memory in this one */
     uint32_t staged_at[LIMIT_SEQUENCES]; /* first staging page of each part */
     struct step_record record;           /* private copy */
 };
@@ -156,16 +159,11 @@ int planner_resume(struct planner *planner, uint64_t id, struct msg_resumed *ret
 uint32_t planner_prefix(const struct planner *planner, const struct msg_prefix *query);
 void planner_topk(struct planner *planner, const struct msg *msg);
 
-/* Does all that can be done now. Returns whether work that needs no event is left (filling pages, touching
- * memory): call planner_idle then, between events. */
+/* Does all that can be done now. Returns whether work that needs no event is left (filling pages,
+ * registering memory): call planner_idle then, between events. While a step is computed: reach_step
+ * (reach.h). */
 void planner_advance(struct planner *planner);
 bool planner_idle(struct planner *planner, int64_t now_ns);
-
-/* While the decoder computes a step: makes one more stretch of the arena that open sequences will soon need
- * ready for the GPU. Returns when to call it again: 0 at once, else a time; INT64_MAX: nothing is left to do.
- * It takes some milliseconds, so in a sparse step it is done once, when everything for the step has been done
- * and its end is not near; planner_idle does no such thing between steps. */
-int64_t planner_reach(struct planner *planner, int64_t now_ns);
 
 /* The flag that the step in flight waits for and that rings no doorbell; NULL when it waits for none. */
 struct control_flag *planner_waits_for(struct planner *planner, uint32_t *ret_step);

@@ -7,6 +7,7 @@
 
 #include "base/alloc.h"
 #include "base/check.h"
+#include "base/trace.h"
 #include "link/flag.h"
 #include "proto/memory.h"
 
@@ -216,6 +217,7 @@ bool residency_idle(struct planner *p)
     struct residency *r = &p->residency;
     if (!p->attached || r->returning == 0)
         return false;
+    int64_t begin = trace_begin();
     uint32_t budget = FILL_BLOCKS;
     for (uint32_t i = 0; i < p->options.sequences; i++) {
         struct sequence *s = &p->sequences[i];
@@ -229,6 +231,7 @@ bool residency_idle(struct planner *p)
         propose(p, r->returning);
         p->totals.returns++;
     }
+    trace_end(TRACE_RETURN, begin);
     return some;
 }
 
@@ -392,6 +395,8 @@ int residency_apply(struct planner *p, uint32_t version)
     if (runs == r->runs)
         staging_give(p);
     p->totals.move_ns += moves ? clock_now_ns() - from : 0;
+    if (moves)
+        trace_end(TRACE_MOVE, from);
     return 0;
 }
 

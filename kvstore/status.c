@@ -55,6 +55,9 @@ static void put_gpu(json_t *root, const struct store_worker_gpu *g)
     figures_count(o, "tables_bytes", g->tables_bytes);
     figures_count(o, "total_bytes", g->context_bytes + g->kv_bytes + g->tables_bytes);
     figures_count(o, "host_registered_bytes", g->registered_bytes);
+    figures_count(o, "reached_ahead", g->reached_ahead);
+    figures_count(o, "reached_late", g->reached_late);
+    figures_count(o, "reached_touched", g->reached_touched);
 }
 
 static void put_counters(json_t *root, const char *key, const struct kv_counters *c)

@@ -537,12 +537,14 @@ void step_write_owed(struct planner *p)
     struct commit *commit = &p->commit;
     if (!commit->owed)
         return;
+    int64_t begin = trace_begin();
     commit->owed = false;
     for (uint32_t i = 0; i < commit->parts; i++) /* sparse: a token each */
         write_back(p, commit->part[i].sequence, commit->part[i].end - 1, commit->part[i].end, true);
     gather_run(&p->gather);
     if (!planner_error(p))
         commit_waits(p);
+    trace_end(TRACE_BACK, begin);
 }
 
 static bool written(struct planner *p)

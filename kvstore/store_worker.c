@@ -18,6 +18,9 @@
 #include "base/clock.h"
 #include "base/mailbox.h"
 #include "base/thread.h"
+#include "base/trace.h"
+#include "kvstore/gather_gpu.h"
+#include "kvstore/reach.h"
 #include "kvstore/residency.h"
 #include "kvstore/step.h"
 #include "link/flag.h"
@@ -305,12 +308,30 @@ void store_worker_command_free(struct store_worker_command *c)
     mem_free(&c);
 }
 
+static enum trace_span span_of(const struct store_worker_command *c)
+{
+    if (c->kind != STORE_WORKER_MESSAGE)
+        return TRACE_COMMAND;
+    switch (c->msg.kind) {
+    case MSG_TOPK:
+        return TRACE_SETS;
+    case MSG_OPEN:
+        return TRACE_OPEN;
+    case MSG_CLOSE:
+        return TRACE_CLOSE;
+    default:
+        return TRACE_COMMAND;
+    }
+}
+
 static void do_command(struct store_worker *w, struct store_worker_command *c)
 {
     /* What was posted before the message was sent comes first: a CLOSE may follow a record of last tokens. */
     if (w->planner)
         planner_advance(w->planner);
     bool sound = w->planner && !planner_error(w->planner);
+    int64_t begin = trace_begin();
+    enum trace_span span = span_of(c);
     switch (c->kind) {
     case STORE_WORKER_MESSAGE:
         if (sound)
@@ -332,6 +353,7 @@ static void do_command(struct store_worker *w, struct store_worker_command *c)
         break;
     }
     store_worker_command_free(c);
+    trace_end(span, begin);
 }
 
 /* ---- the thread ---- */
@@ -354,14 +376,19 @@ static void snapshot_sequences(const struct planner *p, struct store_worker_stat
     }
 }
 
-static struct store_worker_gpu snapshot_gpu(const struct device_gpu *g, const char *device)
+static struct store_worker_gpu snapshot_gpu(const struct planner *p, const char *device)
 {
+    const struct device_gpu *g = p->device.gpu;
+    struct gather_gpu_reached reached = gather_gpu_reached(p->gather.gpu);
     struct store_worker_gpu s = {.device = device,
                                  .mps = g->info.mps,
                                  .context_bytes = g->info.context_bytes,
                                  .kv_bytes = g->kv_bytes,
                                  .tables_bytes = g->tables_bytes,
-                                 .registered_bytes = g->registered_bytes};
+                                 .registered_bytes = g->registered_bytes,
+                                 .reached_ahead = reached.ahead,
+                                 .reached_late = reached.late,
+                                 .reached_touched = reached.touched};
     memcpy(s.uuid, g->info.uuid, sizeof s.uuid);
     return s;
 }
@@ -402,7 +429,7 @@ static void snapshot(struct store_worker *w)
         s.pages += p->device.layer_pages[l];
     snapshot_sequences(p, &s);
     if (w->gpu)
-        s.gpu = snapshot_gpu(w->gpu, w->device);
+        s.gpu = snapshot_gpu(p, w->device);
     pthread_mutex_lock(&w->mutex);
     w->stats = s;
     pthread_mutex_unlock(&w->mutex);
@@ -462,7 +489,7 @@ static int work(struct store_worker *w)
     snapshot(w);
     /* Filling pages that come back touches nothing that a step in flight reads. */
     bool more = !w->failed && p->step.state != STEP_STAGED && planner_idle(p, clock_now_ns());
-    int64_t again = w->failed ? INT64_MAX : planner_reach(p, clock_now_ns());
+    int64_t again = w->failed ? INT64_MAX : reach_step(p, clock_now_ns());
     if (again == 0)
         return 0;
     if (planner_busy(p) || again != INT64_MAX)
@@ -479,12 +506,15 @@ static void *worker_main(void *arg)
     w->options.gpu = w->gpu;
     finish(w, start, r);
     while (!w->stopping) {
+        int64_t begin = trace_begin();
         if (w->store_bell >= 0)
             doorbell_clear(w->store_bell); /* before the flags are read, so that no ring is lost */
         struct store_worker_command *command;
         while (!w->stopping && (command = mailbox_take(w->commands)))
             do_command(w, command);
-        sleep_until_news(w, w->planner ? work(w) : HOUSEKEEPING_MS);
+        int sleep_ms = w->planner ? work(w) : HOUSEKEEPING_MS;
+        trace_end(TRACE_AWAKE, begin);
+        sleep_until_news(w, sleep_ms);
     }
     unmake(w);
     device_gpu_close(&w->gpu);

@@ -60,6 +60,7 @@ struct store_worker_gpu { /* bytes by kind */
     char uuid[sizeof((struct gpu_info *)0)->uuid];
     int mps;
     uint64_t context_bytes, kv_bytes, tables_bytes, registered_bytes;
+    uint64_t reached_ahead, reached_late, reached_touched; /* stretches of the arena: gather_gpu.h */
 };
 
 struct store_worker_stats { /* a snapshot for STATUS */

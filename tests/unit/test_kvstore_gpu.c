@@ -216,50 +216,11 @@ static void test_arena_of_chunks(void **state)
             step.sequence[n] = &f->sequences[n];
         fake_sparse(f, &step);
     }
-    /* In a sparse step one stretch, some time after its record. */
-    struct fake_step sparse = {
-        .kind = STEP_SPARSE, .selection = SELECTION_CURRENT, .entries = 4, .count = {1, 1, 1, 1}};
-    for (uint32_t n = 0; n < 4; n++)
-        sparse.sequence[n] = &f->sequences[n];
-    fake_select(f, &sparse, 0);
-    fake_post(f, &sparse);
-    uint64_t before = fake_gpu->registered_bytes;
-    int64_t seen_ns = f->planner->step.seen_ns, from_ns = planner_reach(f->planner, seen_ns);
-    assert_true(from_ns > seen_ns && from_ns < seen_ns + 10 * CLOCK_MS);
-    assert_int_equal(planner_reach(f->planner, from_ns), 0);
-    assert_int_equal(fake_gpu->registered_bytes, before + BLOCKS_STRETCH_BYTES);
-    assert_int_equal(planner_reach(f->planner, from_ns), INT64_MAX);
-    assert_true(fake_up(f, FLAG_TABLES_LATE));
-    fake_layers(f, &sparse, 0, f->layout.layers);
-    fake_end_step(f, &sparse);
     uint32_t present = f->planner->blocks.present;
     assert_true(fake_gpu->registered_bytes > BLOCKS_CHUNK_BYTES);
     assert_true(present * f->planner->blocks.block_bytes > BLOCKS_CHUNK_BYTES);
-    uint64_t registered = fake_gpu->registered_bytes;
-    /* The next step may be near. */
-    assert_false(planner_idle(f->planner, f->planner->step.seen_ns + CLOCK_MS));
-    assert_int_equal(fake_gpu->registered_bytes, registered);
-    while (planner_idle(f->planner, clock_now_ns() + CLOCK_S)) /* registers ahead what has been populated */
-        continue;
-    assert_int_equal(f->planner->blocks.present, present);
     for (uint32_t n = 0; n < 4; n++)
         fake_check_host(f, &f->sequences[n], 0, f->sequences[n].next);
-    /* A dense step is in flight: what sequences will soon need is made ready, and no more. */
-    struct fake_open open = SPARSE;
-    open.prompt = 2;
-    open.capacity = 1024;
-    assert_int_equal(planner_reach(f->planner, clock_now_ns()), INT64_MAX);
-    fake_open(f, &f->sequences[4], 5, &open);
-    struct fake_step dense = {.kind = STEP_DENSE, .entries = 1, .sequence = {&f->sequences[4]}, .count = {1}};
-    fake_post(f, &dense);
-    const struct blocks *blocks = &f->planner->blocks;
-    /* The others: to 1000. */
-    uint64_t wanted = blocks->present - blocks->free_count + 4 * 2 + (2 + 256 + 63) / 64;
-    assert_true(wanted * blocks->block_bytes > fake_gpu->registered_bytes);
-    while (planner_reach(f->planner, clock_now_ns()) == 0)
-        continue;
-    assert_true(fake_gpu->registered_bytes >= wanted * blocks->block_bytes);
-    assert_true(fake_gpu->registered_bytes < (wanted + 4) * blocks->block_bytes + BLOCKS_STRETCH_BYTES);
     fake_free(f);
     fake_piece_bytes = sizeof(struct fake_piece);
 }

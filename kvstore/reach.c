@@ -1,0 +1,93 @@
+/* See reach.h. Owner: the planner thread. It must never touch memory for the first time: who needs a stretch
+ * in a step that nothing was ahead of does (gather_gpu.c), nobody else. */
+#include "kvstore/reach.h"
+
+#include <errno.h>
+
+#include "kvstore/gather_gpu.h"
+
+#define QUIET_NS (100 * CLOCK_MS) /* without a step: registering is free */
+
+enum {
+    AHEAD_BLOCKS = 8,   /* beyond those in use are populated, of those that the file holds */
+    THREADS_GPU = 4,    /* that populate, at most */
+    REACH_TOKENS = 256, /* ahead of each sequence blocks are populated and registered */
+};
+
+/* From when to when after a sparse step's record stretches are registered: the decoder launches the step and
+ * the retriever answers before, few steps take less than the rest.
+ *
+ * Does it suffice? For a model of 8B parameters a block is 8 MiB, and 32 sequences take 32 of them in 64
+ * steps: 4 MiB a step. Measured on an H200 (bench/results/2026-11-30-selection-h200.md): 4 MiB, populated,
+ * are registered in 0.38 ms, so the 2 ms hold five times as much, 20 MiB. When all 32 come to a multiple of
+ * 64 in one step, 256 MiB more are wanted, REACH_TOKENS - 64 = 192 steps or more before they are needed; 13
+ * steps register them. First touch takes 0.56 ms a MiB: one thread has those 256 MiB within 144 ms, 15 steps
+ * of 10 ms. A prompt's blocks (1.3 to 2 GB/s at 10 to 15 thousand tokens a second) take one thread about as
+ * long as they take to be computed, so there are four. 64 sequences of a model of 70B (blocks of 20 MiB: 20
+ * MiB a step) just fit. */
+#define REACH_FROM_NS (2 * CLOCK_MS)
+#define REACH_TO_NS   (4 * CLOCK_MS)
+
+void reach_start(struct planner *p)
+{
+    int threads = p->options.threads < THREADS_GPU ? p->options.threads : THREADS_GPU;
+    blocks_populate_start(&p->blocks, p->options.gpu ? threads : 1, p->options.before_touch,
+                          p->options.before_touch_arg);
+}
+
+/* Blocks that are or were in use, or will be when every open sequence has its prompt and some tokens more. */
+static uint32_t blocks_wanted(const struct planner *p)
+{
+    uint64_t wanted = p->blocks.present - p->blocks.free_count;
+    for (uint32_t i = 0; i < p->options.sequences; i++) {
+        const struct sequence *s = &p->sequences[i];
+        if (!s->record || !s->attached)
+            continue;
+        uint32_t end = (s->next > s->prompt_tokens ? s->next : s->prompt_tokens) + REACH_TOKENS;
+        uint32_t most = sequence_pages(end < s->capacity ? end : s->capacity);
+        wanted += most > s->blocks ? most - s->blocks : 0;
+    }
+    wanted = wanted > p->blocks.taken ? wanted : p->blocks.taken;
+    return wanted < p->blocks.blocks_max ? (uint32_t)wanted : p->blocks.blocks_max;
+}
+
+/* Tells the threads how far. On the CPU no further than what the file holds: touched in time is enough, and
+ * memory that nobody comes to need stays free. Returns the blocks that are wanted registered. */
+static uint32_t aim(struct planner *p)
+{
+    struct blocks *b = &p->blocks;
+    uint32_t wanted = p->gather.gpu && p->attached && !planner_error(p) ? blocks_wanted(p) : 0;
+    uint32_t populate = b->present - b->free_count + AHEAD_BLOCKS;
+    populate = populate < b->present ? populate : b->present;
+    blocks_populate(b, populate > wanted ? populate : wanted);
+    return wanted;
+}
+
+int64_t reach_step(struct planner *p, int64_t now_ns)
+{
+    struct step *step = &p->step;
+    bool dense = step->kind == STEP_DENSE;
+    if (!p->gather.gpu || !p->attached || p->broken || planner_error(p) ||
+        !(step->state == STEP_WRITTEN || (step->state == STEP_STAGED && dense)))
+        return INT64_MAX;
+    if (!dense && now_ns - step->seen_ns < REACH_FROM_NS)
+        return step->seen_ns + REACH_FROM_NS;
+    /* The first of a step is bound by no earlier one's time: else one that was slow would forbid all. */
+    int64_t end_ns = step->seen_ns + REACH_TO_NS;
+    int64_t takes_ns = step->reached ? gather_gpu_reached(p->gather.gpu).longest_ns : 0;
+    if (!dense && now_ns + takes_ns > end_ns)
+        return INT64_MAX;
+    int r = gather_gpu_reach(p->gather.gpu, aim(p));
+    if (r == 1)
+        step->reached = true;
+    if (r != -EAGAIN)
+        return r ? 0 : INT64_MAX;
+    return dense || now_ns + CLOCK_MS <= end_ns ? now_ns + CLOCK_MS : INT64_MAX;
+}
+
+bool reach_quiet(struct planner *p, int64_t now_ns)
+{
+    aim(p);
+    return p->gather.gpu && !planner_error(p) && p->step.state == STEP_IDLE &&
+           now_ns - p->step.seen_ns >= QUIET_NS && gather_gpu_reach(p->gather.gpu, p->blocks.blocks_max) == 1;
+}
