@@ -53,7 +53,7 @@ enum trace_span {
     TRACE_OPEN,           /* an OPEN */
     TRACE_CLOSE,          /* a CLOSE */
     TRACE_COMMAND,        /* any other: attach, detach, resume, prefix, a planner made or dropped */
-    TRACE_LEAVE,          /* a sequence's pages, slots and blocks are given back */
+    TRACE_LEAVE,          /* a sequence's pages, slots and blocks are given back; or its pages of a run */
     TRACE_MOVE,           /* layers leave the device or have come back: a new resident set */
     TRACE_RETURN,         /* some rows of layers that come back */
     TRACE_GATHER,         /* lists made and queued, or rows copied */

@@ -45,11 +45,55 @@ void residency_close(struct planner *p)
     staging_give(p);
 }
 
+static uint32_t wanted(const struct residency *r)
+{
+    return r->runs_of[r->proposed % CONTROL_RESIDENT_RING];
+}
+
+/* Pages of runs from this one on are not read any more, nor will they be. */
+static uint32_t leaving_from(const struct residency *r)
+{
+    uint32_t keep = r->returning ? r->returning : wanted(r);
+    return keep > r->resident ? keep : r->resident;
+}
+
+bool residency_leaving(const struct planner *p)
+{
+    for (uint32_t i = 0; p->attached && i < p->options.sequences; i++)
+        for (uint32_t run = leaving_from(&p->residency); run < p->residency.runs; run++)
+            if (p->sequences[i].pages_have[run])
+                return true;
+    return false;
+}
+
+/* Gives the pages of one sequence and run, `from` or a higher one. Whether there were any. */
+static bool leave_some(struct planner *p, uint32_t from)
+{
+    for (uint32_t i = 0; i < p->options.sequences; i++)
+        for (uint32_t run = from; run < p->residency.runs; run++)
+            if (p->sequences[i].pages_have[run]) {
+                sequence_give_pages(&p->sequences[i], &p->device, &p->layout, run);
+                return true;
+            }
+    return false;
+}
+
+/* All of them, where room is needed at once. Whether there were any. */
+static bool leave_all(struct planner *p, uint32_t from)
+{
+    bool some = false;
+    while (leave_some(p, from))
+        some = true;
+    return some;
+}
+
 static int staging_take(struct planner *p)
 {
     struct residency *r = &p->residency;
     if (r->staging)
         return 0;
+    if (p->device.free_count < r->staging_slabs)
+        leave_all(p, leaving_from(r));
     if (p->device.free_count < r->staging_slabs)
         return -ENOSPC;
     r->staging_slab = mem_alloc(r->staging_slabs, sizeof *r->staging_slab);
@@ -98,11 +142,6 @@ uint64_t residency_slabs(const struct planner *p, uint32_t runs, const struct re
         return slabs;
     slabs += slots * (p->layout.layers - resident) + p->residency.staging_slabs;
     return slabs + (runs > 0 ? slots : 0); /* a layer's slots are taken before its pages are given */
-}
-
-static uint32_t wanted(const struct residency *r)
-{
-    return r->runs_of[r->proposed % CONTROL_RESIDENT_RING];
 }
 
 /* Runs that may be resident, memory apart. */
@@ -181,11 +220,27 @@ void residency_review(struct planner *p)
     prepared_give(p, r->returning ? r->returning : wanted(r)); /* fewer may come back than before */
 }
 
+static int grow_pages(struct planner *p, struct sequence *s, uint32_t run, uint32_t pages)
+{
+    int r = sequence_grow_pages(s, &p->device, &p->layout, run, pages);
+    if (r == -ENOSPC && leave_all(p, leaving_from(&p->residency)))
+        r = sequence_grow_pages(s, &p->device, &p->layout, run, pages);
+    return r;
+}
+
+static int take_slots(struct planner *p, struct sequence *s, uint32_t layer)
+{
+    int r = sequence_take_slots(s, &p->device, &p->params, layer);
+    if (r == -ENOSPC && leave_all(p, leaving_from(&p->residency)))
+        r = sequence_take_slots(s, &p->device, &p->params, layer);
+    return r;
+}
+
 /* One sequence's share of a run that comes back. Whether anything is left to do; *budget counts blocks. */
 static bool return_fill(struct planner *p, struct sequence *s, uint32_t run, uint32_t *budget)
 {
     uint32_t layer = layout_run_first(&p->layout, run), end = layout_run_first(&p->layout, run + 1);
-    if (sequence_grow_pages(s, &p->device, &p->layout, run, sequence_pages(s->committed)) < 0) {
+    if (grow_pages(p, s, run, sequence_pages(s->committed)) < 0) {
         p->residency.returning = 0;
         prepared_give(p, wanted(&p->residency));
         return false;
@@ -215,9 +270,13 @@ static bool return_fill(struct planner *p, struct sequence *s, uint32_t run, uin
 bool residency_idle(struct planner *p)
 {
     struct residency *r = &p->residency;
+    int64_t begin = trace_begin();
+    if (p->attached && leave_some(p, leaving_from(r))) {
+        trace_end(TRACE_LEAVE, begin);
+        return true;
+    }
     if (!p->attached || r->returning == 0)
         return false;
-    int64_t begin = trace_begin();
     uint32_t budget = FILL_BLOCKS;
     for (uint32_t i = 0; i < p->options.sequences; i++) {
         struct sequence *s = &p->sequences[i];
@@ -286,19 +345,17 @@ static void attach_groups(struct planner *p, uint32_t first, uint32_t end)
     }
 }
 
-/* Slots of one more layer: what is in the group's other layers, out of this layer's pages. */
-static void offload_layer(struct planner *p, struct sequence *s, uint32_t layer)
+/* Slots of layers [layer, end), which are of one group: what is in the group's other layers, out of these
+ * layers' pages. */
+static void fill_slots(struct planner *p, struct sequence *s, uint32_t layer, uint32_t end)
 {
     uint32_t group = layout_group_of(&p->layout, layer), run = layout_run_of(&p->layout, layer);
-    if (sequence_take_slots(s, &p->device, &p->params, layer) < 0) {
-        s->failed = true;
-        return;
-    }
     struct elastic *e = &s->elastic;
     CHECK(e->attached[group]);
-    count_filled(p, s, group, layer);
+    for (uint32_t l = layer; l < end; l++)
+        count_filled(p, s, group, l);
     if (s->pages_valid[run] < s->committed) { /* never used by this sequence, or given for want of room */
-        uint32_t others = e->fills.count, range[3] = {others, layer, layer + 1};
+        uint32_t others = e->fills.count, range[3] = {others, layer, end};
         elastic_occupied(e, group, &e->fills);
         gather_rows(&p->gather, s, &e->fills, range);
         gather_run(&p->gather);
@@ -308,13 +365,85 @@ static void offload_layer(struct planner *p, struct sequence *s, uint32_t layer)
     struct gather_job job = {.kind = GATHER_MOVE,
                              .group = (uint16_t)group,
                              .layer = layer,
-                             .end_layer = layer + 1,
+                             .end_layer = end,
                              .sequence = s,
                              .pages = s->pages + (size_t)layer * s->pages_max,
                              .stride = s->pages_max};
     for (uint32_t h = 0; h < p->layout.row_heads; h++) {
         job.head = (uint8_t)h;
         gather_add(&p->gather, &job);
+    }
+}
+
+/* Layers [layer, end) of a run leave: slots for them, filled. */
+static void offload_layers(struct planner *p, struct sequence *s, uint32_t layer, uint32_t end)
+{
+    for (uint32_t l = layer; l < end; l++)
+        if (sequence_take_slots(s, &p->device, &p->params, l) < 0) {
+            s->failed = true;
+            return;
+        }
+    while (layer < end) {
+        uint32_t group_end = p->layout.group_first_layer[layout_group_of(&p->layout, layer) + 1];
+        group_end = group_end < end ? group_end : end;
+        fill_slots(p, s, layer, group_end);
+        layer = group_end;
+    }
+}
+
+static uint32_t run_layers(const struct planner *p, uint32_t run)
+{
+    return layout_run_first(&p->layout, run + 1) - layout_run_first(&p->layout, run);
+}
+
+/* Whether each sequence's slots of a whole run find a place before its own pages are given, those of the ones
+ * before it perhaps. Where slabs have several pages nobody knows what that frees. */
+static bool fits_by_sequence(const struct planner *p, uint32_t run)
+{
+    uint64_t free = p->device.free_count, layers = run_layers(p, run);
+    uint64_t given = p->device.pages_per_slab == 1 ? layers : 0; /* slabs a page of the run */
+    for (uint32_t i = 0; i < p->options.sequences; i++)
+        if (p->sequences[i].record && !uses_slots(p, &p->sequences[i]))
+            free += given * p->sequences[i].pages_have[run];
+    for (uint32_t i = 0; i < p->options.sequences; i++) {
+        const struct sequence *s = &p->sequences[i];
+        if (!uses_slots(p, s))
+            continue;
+        if (free < s->slot_slabs * layers)
+            return false;
+        free = free - s->slot_slabs * layers + given * s->pages_have[run];
+    }
+    return true;
+}
+
+/* Sequence after sequence, one list for all layers of the run. Pages stay until there is time
+ * (residency_idle), but those whose room the next sequence needs. */
+static void offload_by_sequence(struct planner *p, uint32_t run)
+{
+    uint32_t first = layout_run_first(&p->layout, run), end = layout_run_first(&p->layout, run + 1);
+    bool moved[LIMIT_SEQUENCES];
+    for (uint32_t i = 0; i < p->options.sequences; i++)
+        moved[i] = p->sequences[i].record && !uses_slots(p, &p->sequences[i]);
+    for (uint32_t i = 0; i < p->options.sequences; i++) {
+        struct sequence *s = &p->sequences[i];
+        if (moved[i] || !s->record)
+            continue;
+        for (uint32_t k = 0; k < p->options.sequences; k++) {
+            if (p->device.free_count >= s->slot_slabs * (end - first))
+                break;
+            if (!moved[k] || !p->sequences[k].pages_have[run])
+                continue;
+            gather_run(&p->gather); /* reads them */
+            sequence_give_pages(&p->sequences[k], &p->device, &p->layout, run);
+        }
+        offload_layers(p, s, first, end);
+        moved[i] = true;
+    }
+    gather_run(&p->gather);
+    for (uint32_t i = 0; i < p->options.sequences; i++) {
+        p->sequences[i].pages_valid[run] = 0;
+        for (uint32_t l = first; l < end; l++)
+            p->sequences[i].pages_written[0][l] = p->sequences[i].pages_written[1][l] = 0;
     }
 }
 
@@ -333,12 +462,11 @@ static bool slots_fit(const struct planner *p, uint32_t run)
     return true;
 }
 
-/* Runs [end, run] are to be offloaded. Where slots and pages do not fit side by side, all pages are given
- * first, and the slots are filled from the host. */
-static void offload_run(struct planner *p, uint32_t run, uint32_t end)
+/* Layer after layer, whose pages are given at once. Where slots and pages do not fit side by side, all pages
+ * of runs [end, run] are given first, and the slots are filled from the host. */
+static void offload_by_layer(struct planner *p, uint32_t run, uint32_t end)
 {
     uint32_t first = layout_run_first(&p->layout, run);
-    attach_groups(p, first, layout_run_first(&p->layout, run + 1));
     if (!slots_fit(p, run))
         for (uint32_t i = 0; i < p->options.sequences; i++)
             for (uint32_t r = end; p->sequences[i].record && r <= run; r++)
@@ -346,7 +474,7 @@ static void offload_run(struct planner *p, uint32_t run, uint32_t end)
     for (uint32_t l = layout_run_first(&p->layout, run + 1); l-- > first;) {
         for (uint32_t i = 0; i < p->options.sequences; i++)
             if (uses_slots(p, &p->sequences[i]))
-                offload_layer(p, &p->sequences[i], l);
+                offload_layers(p, &p->sequences[i], l, l + 1);
         gather_run(&p->gather);
         for (uint32_t i = 0; i < p->options.sequences; i++) {
             struct sequence *s = &p->sequences[i];
@@ -357,6 +485,22 @@ static void offload_run(struct planner *p, uint32_t run, uint32_t end)
     }
     for (uint32_t i = 0; i < p->options.sequences; i++)
         p->sequences[i].pages_have[run] = p->sequences[i].pages_valid[run] = 0;
+}
+
+/* Runs [end, run] are to be offloaded, the highest first: this one. */
+static void offload_run(struct planner *p, uint32_t run, uint32_t end)
+{
+    attach_groups(p, layout_run_first(&p->layout, run), layout_run_first(&p->layout, run + 1));
+    if (!fits_by_sequence(p, run))
+        leave_all(p, run + 1);
+    if (!fits_by_sequence(p, run)) {
+        offload_by_layer(p, run, end);
+        return;
+    }
+    offload_by_sequence(p, run);
+    for (uint32_t i = 0; run > end && i < p->options.sequences; i++) /* the next one needs the room */
+        if (p->sequences[i].record)
+            sequence_give_pages(&p->sequences[i], &p->device, &p->layout, run);
 }
 
 static void return_runs(struct planner *p, uint32_t runs)
@@ -403,7 +547,7 @@ int residency_apply(struct planner *p, uint32_t version)
 int residency_ensure_pages(struct planner *p, struct sequence *s, uint32_t positions, uint32_t valid)
 {
     for (uint32_t run = 0; run < p->residency.resident; run++) {
-        int r = sequence_grow_pages(s, &p->device, &p->layout, run, sequence_pages(positions));
+        int r = grow_pages(p, s, run, sequence_pages(positions));
         if (r < 0)
             return r;
         uint32_t budget = UINT32_MAX / BLOCK_TOKENS;
@@ -419,7 +563,7 @@ int residency_ensure_slots(struct planner *p, struct sequence *s)
 {
     for (uint32_t l = residency_layers(p); l < p->layout.layers; l++) {
         if (!s->has_slots[l]) {
-            int r = sequence_take_slots(s, &p->device, &p->params, l);
+            int r = take_slots(p, s, l);
             if (r < 0)
                 return r;
         }

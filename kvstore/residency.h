@@ -2,8 +2,10 @@
  *
  * Layers of runs [0, resident) are. Offloading goes run by run from the last; it is proposed as soon as
  * what all sequences will need next no longer fits. Coming back needs room for all that they may ever grow
- * to, so that a load near the threshold does not swing. Slots are taken layer by layer before that layer's
- * pages are given; where that needs more room than there is, the pages go first. */
+ * to, so that a load near the threshold does not swing. The step of the threshold moves sequence by sequence
+ * what slots will hold of a whole run; pages are given behind it, but where the next sequence's slots need
+ * their room. Where that is not enough slots are taken layer by layer before that layer's pages are given,
+ * and where there is still less the pages go first. */
 #ifndef KVSTORE_RESIDENCY_H
 #define KVSTORE_RESIDENCY_H
 
@@ -37,8 +39,11 @@ int residency_ensure_pages(struct planner *planner, struct sequence *sequence, u
 /* Slots in all offloaded layers, for a sparse step. 0 or -ENOSPC. */
 int residency_ensure_slots(struct planner *planner, struct sequence *sequence);
 
-/* One piece of filling pages of runs that come back. Whether there is more. */
+/* One piece of what no step waits for: pages of runs that have left are given, those of runs that come back
+ * filled. Whether there may be more. */
 bool residency_idle(struct planner *planner);
+/* Whether pages of runs that have left are still to be given, which takes no time of the GPU's. */
+bool residency_leaving(const struct planner *planner);
 
 void residency_give_all(struct planner *planner, struct sequence *sequence); /* pages of every run */
 

@@ -490,7 +490,7 @@ static int work(struct store_worker *w)
     /* Filling pages that come back touches nothing that a step in flight reads. */
     bool more = !w->failed && p->step.state != STEP_STAGED && planner_idle(p, clock_now_ns());
     int64_t again = w->failed ? INT64_MAX : reach_step(p, clock_now_ns());
-    if (again == 0)
+    if (again == 0 || (more && residency_leaving(p)))
         return 0;
     if (planner_busy(p) || again != INT64_MAX)
         return 1;
