@@ -236,10 +236,11 @@ int device_gpu_wait_all(struct device_gpu *g)
 
 /* ---- pinned memory ---- */
 
-/* Larger buffers, for a list that is longer than any before. */
-static int buffers_widen(struct device_gpu *g, uint64_t bytes)
+int device_gpu_widen(struct device_gpu *g, uint64_t bytes)
 {
     uint64_t wide = g->buffer_bytes;
+    if (g->error.code || bytes <= wide)
+        return g->error.code;
     int64_t begin = trace_begin();
     while (wide < bytes)
         wide *= 2;
@@ -256,7 +257,7 @@ static int buffers_widen(struct device_gpu *g, uint64_t bytes)
 void *device_gpu_take(struct device_gpu *g, uint64_t bytes, void **ret_device)
 {
     bytes = (bytes + ALIGN - 1) / ALIGN * ALIGN;
-    if (g->error.code || (bytes > g->buffer_bytes && buffers_widen(g, bytes) < 0))
+    if (device_gpu_widen(g, bytes) < 0)
         return NULL;
     if (bytes > g->buffer_bytes - g->used) {
         g->buffers[g->buffer].ticket = device_gpu_ticket(g);

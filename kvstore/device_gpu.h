@@ -85,6 +85,11 @@ void device_gpu_raise(struct device_gpu *gpu, struct control_flag *flag, uint32_
  * NULL: failed. ret_device: the same for kernels. */
 void *device_gpu_take(struct device_gpu *gpu, uint64_t bytes, void **ret_device);
 
+/* Makes each piece of pinned memory so long at least, which waits for the stream and takes as long as some
+ * steps do: for lists that are sure to come. Else the first such list does. 0, or the error, which is
+ * final. */
+int device_gpu_widen(struct device_gpu *gpu, uint64_t bytes);
+
 static inline bool device_gpu_failed(const struct device_gpu *gpu)
 {
     return gpu->error.code != 0;

@@ -19,6 +19,7 @@
 
 enum {
     TIMES = 8,                 /* of registrations that are kept */
+    LISTS_BYTES = 8 << 20,     /* of pinned memory made beforehand, at most */
     SEGMENT_ENTRIES = 1 << 16, /* of one launch whose rows are named one by one */
     SEGMENT_ROWS = 1 << 15,    /* struct cuda_move counts rows in 16 bits */
     TOUCH_BYTES = 1 << 19,
@@ -165,6 +166,16 @@ static uint64_t table_bytes(const struct gather_gpu *g)
     return (uint64_t)g->sequences * g->layers * g->slabs_max * sizeof *g->slab_table;
 }
 
+/* Loads of a step in which a quarter of each list is new. */
+static int make_room(struct gather_gpu *g, const struct control_header *header, struct err *err)
+{
+    const struct kv_layout *layout = &g->gather->blocks->layout;
+    uint64_t lists = (uint64_t)header->sequences_max * layout->groups * layout->row_heads;
+    uint64_t bytes = header->staging_tokens ? lists * header->list_max / 4 * sizeof(struct cuda_move) : 0;
+    int r = device_gpu_widen(g->device, bytes < LISTS_BYTES ? bytes : LISTS_BYTES);
+    return r < 0 ? err_set(err, r, "%s", g->device->error.text) : 0;
+}
+
 int gather_gpu_attach(struct gather_gpu *g, const struct control_header *header, struct err *err)
 {
     g->sequences = header->sequences_max;
@@ -172,9 +183,11 @@ int gather_gpu_attach(struct gather_gpu *g, const struct control_header *header,
     void *at = NULL;
     int r = device_gpu_alloc(g->device, table_bytes(g), &g->device->tables_bytes, &at, err);
     g->slab_table = at;
-    if (r == 0 && !g->registered[0] && !device_gpu_failed(g->device)) /* the base of all rows */
+    if (r < 0)
+        return r;
+    if (!g->registered[0] && !device_gpu_failed(g->device)) /* the base of all rows */
         register_stretch(g, 0, blocks_is_populated(g->gather->blocks, 0));
-    return r;
+    return make_room(g, header, err);
 }
 
 void gather_gpu_detach(struct gather_gpu *g)

@@ -229,7 +229,7 @@ static void test_arena_of_chunks(void **state)
 static void test_pinned_memory_goes_round(void **state)
 {
     (void)state;
-    enum { WORDS = 1 << 16, ROUNDS = 200 };
+    enum { WORDS = 1 << 16, ROUNDS = 600 };
     uint64_t bytes = 0;
     void *to = NULL;
     struct err err = {0};
@@ -245,15 +245,41 @@ static void test_pinned_memory_goes_round(void **state)
                                                         fake_gpu->stream));
     }
     void *device;
-    uint64_t *wide = device_gpu_take(fake_gpu, 5ull << 20, &device); /* longer than a buffer */
+    uint64_t *wide = device_gpu_take(fake_gpu, 9ull << 20, &device); /* longer than a buffer */
     assert_non_null(wide);
-    memset(wide, 1, 5ull << 20);
+    memset(wide, 1, 9ull << 20);
     assert_int_equal(device_gpu_wait_all(fake_gpu), 0);
     for (uint32_t i = 0; i < WORDS * ROUNDS; i++)
         if (out[i] != i)
             fail_msg("word %u: found %u", i, out[i]);
     device_gpu_free(fake_gpu, WORDS * 4ull * ROUNDS, &bytes, to);
     assert_int_equal(bytes, 0);
+}
+
+/* Many long lists: room for them is made when a decoder attaches, not in the step that has them first. */
+static void test_pinned_memory_is_made_beforehand(void **state)
+{
+    (void)state;
+    struct planner_options options = fake_options();
+    struct kv_layout layout = fake_layout();
+    struct planner *p = NULL;
+    struct err err = {0};
+    layout.row_heads = layout.selection_heads = 8;
+    layout.context_max = 8192;
+    options.sequences = 16;
+    options.budget = 1024;
+    assert_int_equal(planner_create(&p, &options, &layout, NULL, &err), 0);
+    assert_int_equal(planner_attach(p, 77, &err), 0);
+    assert_true(p->tables.header.list_max >= 1024);
+    /* 16 sequences, 8 heads, 2 groups, 256 new positions of 16 bytes each: less than what is there. */
+    assert_true(fake_gpu->buffer_bytes == 2u << 20);
+    planner_free(&p);
+    options.budget = 4096;
+    options.sequences = 32;
+    assert_int_equal(planner_create(&p, &options, &layout, NULL, &err), 0);
+    assert_int_equal(planner_attach(p, 77, &err), 0);
+    assert_true(fake_gpu->buffer_bytes == 8u << 20); /* no more than this, however many there may be */
+    planner_free(&p);
 }
 
 static void test_odd_pieces_are_refused(void **state)
@@ -277,6 +303,7 @@ int main(void)
         cmocka_unit_test(test_rows_are_written_behind_the_next_tables),
         cmocka_unit_test(test_decoder_dies_with_work_queued),
         cmocka_unit_test(test_arena_of_chunks),
+        cmocka_unit_test(test_pinned_memory_is_made_beforehand),
         cmocka_unit_test(test_pinned_memory_goes_round),
         cmocka_unit_test(test_odd_pieces_are_refused),
     };
