@@ -66,6 +66,7 @@ struct step {
     uint32_t runs_written; /* dense: staged rows of runs below are back in the arena */
     bool phase_out[2];
     int64_t seen_ns, ended_ns;           /* when one began last, and ended */
+    int64_t planned_ns, took_ns;         /* sparse: its late tables were out; the last one, begin to end */
     bool reached;                        /* reach_step registered memory in this one */
     uint32_t staged_at[LIMIT_SEQUENCES]; /* first staging page of each part */
     struct step_record record;           /* private copy */

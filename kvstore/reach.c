@@ -14,19 +14,21 @@ enum {
     REACH_TOKENS = 256, /* ahead of each sequence blocks are populated and registered */
 };
 
-/* From when to when after a sparse step's record stretches are registered: the decoder launches the step and
- * the retriever answers before, few steps take less than the rest.
+/* When stretches are registered in a sparse step: from a quarter to a half of what the last one took after
+ * its record, but no later for a longer one than for this; where its tables waited for sets, up to a
+ * quarter after those. Before, the decoder launches it and the retriever answers; the other half is what
+ * steps differ by.
  *
- * Does it suffice? For a model of 8B parameters a block is 8 MiB, and 32 sequences take 32 of them in 64
- * steps: 4 MiB a step. Measured on an H200 (bench/results/2026-11-30-selection-h200.md): 4 MiB, populated,
- * are registered in 0.38 ms, so the 2 ms hold five times as much, 20 MiB. When all 32 come to a multiple of
- * 64 in one step, 256 MiB more are wanted, REACH_TOKENS - 64 = 192 steps or more before they are needed; 13
- * steps register them. First touch takes 0.56 ms a MiB: one thread has those 256 MiB within 144 ms, 15 steps
- * of 10 ms. A prompt's blocks (1.3 to 2 GB/s at 10 to 15 thousand tokens a second) take one thread about as
- * long as they take to be computed, so there are four. 64 sequences of a model of 70B (blocks of 20 MiB: 20
- * MiB a step) just fit. */
-#define REACH_FROM_NS (2 * CLOCK_MS)
-#define REACH_TO_NS   (4 * CLOCK_MS)
+ * Does it suffice? For a model of 8B parameters a step takes 8 ms or more, a block is 8 MiB, and 32
+ * sequences take 32 of them in 64 steps: 4 MiB a step. Measured on an H200
+ * (bench/results/2026-11-30-selection-h200.md): 4 MiB, populated, are registered in 0.38 ms, so the 2 ms
+ * hold five times as much, 20 MiB. When all 32 come to a multiple of 64 in one step, 256 MiB more are
+ * wanted, REACH_TOKENS - 64 = 192 steps or more before they are needed; 13 steps register them. First
+ * touch takes 0.56 ms a MiB: one thread has those 256 MiB within 144 ms, 15 steps of 10 ms. A prompt's
+ * blocks (1.3 to 2 GB/s at 10 to 15 thousand tokens a second) take one thread about as long as they take
+ * to be computed, so there are four. 1B: blocks of 2 MiB, 1 MiB a step, steps of 2.5 ms, whose 0.6 ms hold
+ * 4 to 8. 70B, 64 sequences: blocks of 20 MiB, 20 MiB a step, just. */
+#define STEP_NS (8 * CLOCK_MS)
 
 void reach_start(struct planner *p)
 {
@@ -63,6 +65,14 @@ static uint32_t aim(struct planner *p)
     return wanted;
 }
 
+static void window(const struct step *step, int64_t *ret_from_ns, int64_t *ret_end_ns)
+{
+    int64_t took_ns = step->took_ns > 0 && step->took_ns < STEP_NS ? step->took_ns : STEP_NS;
+    int64_t end_ns = step->seen_ns + took_ns / 2, behind_ns = step->planned_ns + took_ns / 4;
+    *ret_from_ns = step->seen_ns + took_ns / 4;
+    *ret_end_ns = end_ns > behind_ns ? end_ns : behind_ns;
+}
+
 int64_t reach_step(struct planner *p, int64_t now_ns)
 {
     struct step *step = &p->step;
@@ -70,10 +80,11 @@ int64_t reach_step(struct planner *p, int64_t now_ns)
     if (!p->gather.gpu || !p->attached || p->broken || planner_error(p) ||
         !(step->state == STEP_WRITTEN || (step->state == STEP_STAGED && dense)))
         return INT64_MAX;
-    if (!dense && now_ns - step->seen_ns < REACH_FROM_NS)
-        return step->seen_ns + REACH_FROM_NS;
+    int64_t from_ns, end_ns;
+    window(step, &from_ns, &end_ns);
+    if (!dense && now_ns < from_ns)
+        return from_ns;
     /* The first of a step is bound by no earlier one's time: else one that was slow would forbid all. */
-    int64_t end_ns = step->seen_ns + REACH_TO_NS;
     int64_t takes_ns = step->reached ? gather_gpu_reached(p->gather.gpu).longest_ns : 0;
     if (!dense && now_ns + takes_ns > end_ns)
         return INT64_MAX;

@@ -95,6 +95,8 @@ static void step_end(struct planner *p)
             step->part[i].sequence->in_step = false;
     step->state = STEP_IDLE;
     step->ended_ns = clock_now_ns();
+    if (step->kind == STEP_SPARSE)
+        step->took_ns = step->ended_ns - step->seen_ns;
     step->step++;
 }
 
@@ -374,6 +376,7 @@ static void phase_publish(struct planner *p, uint32_t phase)
     gather_runs(p, p->residency.runs);
     gather_late_rest(p);
     count_sparse(p);
+    step->planned_ns = clock_now_ns();
     step->state = STEP_WRITTEN;
 }
 

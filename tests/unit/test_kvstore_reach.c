@@ -12,7 +12,7 @@
 
 enum { PAGE = 4096, STRETCH = 1 << 20 };
 
-#define FROM_NS (2 * CLOCK_MS) /* of kvstore/reach.c */
+#define FROM_NS (2 * CLOCK_MS) /* kvstore/reach.c: after a step of 8 ms, or more */
 #define TO_NS   (4 * CLOCK_MS)
 
 static atomic_bool gate_open;
@@ -167,6 +167,8 @@ static struct fake_step begin_step(struct fake *f)
     fake_select(f, &step, 0);
     fake_post(f, &step);
     assert_true(fake_up(f, FLAG_TABLES_LATE));
+    f->planner->step.took_ns = 10 * CLOCK_MS; /* the one before */
+    f->planner->step.planned_ns = f->planner->step.seen_ns;
     return step;
 }
 
@@ -355,6 +357,34 @@ static void test_the_window_is_kept(void **state)
     fake_gpu->api = real_api;
 }
 
+/* Steps that are shorter, and tables that waited for sets. */
+static void test_the_window_follows_the_steps(void **state)
+{
+    (void)state;
+    struct fake *f = reach_create(47, false);
+    open_all(f, &SPARSE);
+    struct fake_step step = begin_step(f);
+    struct step *s = &f->planner->step;
+    int64_t seen = s->seen_ns, us = CLOCK_MS / 1000;
+    s->took_ns = 2 * CLOCK_MS;
+    assert_true(reach_step(f->planner, seen) == seen + 500 * us);
+    assert_true(reach_step(f->planner, seen + CLOCK_MS + 1) == INT64_MAX);
+    s->took_ns = 0; /* none yet */
+    assert_true(reach_step(f->planner, seen) == seen + FROM_NS);
+    s->planned_ns = seen + 9 * CLOCK_MS;
+    assert_true(reach_step(f->planner, seen + 10 * CLOCK_MS) == seen + 11 * CLOCK_MS);
+    assert_true(reach_step(f->planner, seen + 11 * CLOCK_MS + 1) == INT64_MAX);
+    end_step(f, &step);
+    assert_true(s->took_ns == s->ended_ns - seen);
+    step = step_of_all(f); /* a step's own times */
+    fake_post(f, &step);
+    assert_true(reach_step(f->planner, s->seen_ns + FROM_NS) == INT64_MAX);
+    fake_select(f, &step, 0);
+    assert_true(s->planned_ns > s->seen_ns && s->planned_ns <= clock_now_ns());
+    end_step(f, &step);
+    reach_free(f);
+}
+
 /* Between steps nothing is registered while the next one may be near, all that has been touched later. */
 static void test_quiet_time(void **state)
 {
@@ -415,6 +445,7 @@ int main(void)
         cmocka_unit_test(test_steps_find_all_in_place),
         cmocka_unit_test(test_steps_register_what_has_been_touched),
         cmocka_unit_test(test_the_window_is_kept),
+        cmocka_unit_test(test_the_window_follows_the_steps),
         cmocka_unit_test(test_quiet_time),
         cmocka_unit_test(test_memory_is_left_alone),
     };

@@ -86,7 +86,7 @@ static void leave_free(struct fake *f)
 
 static void check_all(struct fake *f)
 {
-    for (uint32_t i = 0; i < 5; i++) {
+    for (uint32_t i = 0; i < 3; i++) {
         struct fake_step step = step_of_all(f);
         fake_sparse(f, &step);
     }
@@ -136,8 +136,8 @@ static void test_pages_are_given_behind_the_tables(void **state)
     leave_free(f);
 }
 
-/* A step of the threshold that leaves no slab free. What was not given in time goes when it is over; where its
- * own tables need pages, as soon as they do. */
+/* A step of the threshold that leaves no slab free. What was not given in time goes when it is over; where
+ * its own tables need pages, as soon as they do. */
 static void test_pages_go_where_room_is_needed(void **state)
 {
     (void)state;
