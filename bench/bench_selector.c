@@ -1,6 +1,6 @@
 /* The retriever's step without sockets: from the tokens of a batch to what TOPK carries, keys appended,
- * scores, Top-K and changes included. Random ids, so the keys are noise; of a head with features the rows, too.
- * Prefill: of the first sequence, without a selection.
+ * scores, Top-K and changes included. Random ids, so the keys are noise; of a head with features the rows,
+ * too. Prefill: of the first sequence, without a selection.
  *
  *   bench_selector MODEL HEAD DEVICE [SEQUENCES [DEPTH [BUDGET [STEPS]]]]      (32, 32768, 2048, 100)
  *
