@@ -76,6 +76,22 @@ static int check_model(const struct head *h, const struct model *model, struct e
     return 0;
 }
 
+/* Elements before the first that is no number: all its bits for the exponent are set. */
+static uint64_t count_finite(const struct model_tensor *t)
+{
+    uint64_t count = (uint64_t)t->rows * t->cols, i = 0;
+    if (t->type == DTYPE_F32) {
+        const uint32_t *at = t->data;
+        while (i < count && (at[i] & 0x7f800000u) != 0x7f800000u)
+            i++;
+    } else {
+        const uint16_t *at = t->data, bits = t->type == DTYPE_F16 ? 0x7c00 : 0x7f80;
+        while (i < count && (at[i] & bits) != bits)
+            i++;
+    }
+    return i;
+}
+
 static int read_tensor(struct head *h, const struct head_tensor *w, struct err *err)
 {
     const struct safetensors_tensor *t = safetensors_find(h->file, w->name);
@@ -101,6 +117,12 @@ static int read_tensor(struct head *h, const struct head_tensor *w, struct err *
         memcpy(copy, t->data, t->bytes);
         w->to->data = h->copies[h->copy_count++] = copy;
     }
+    /* One such weight, and no position has a score. */
+    uint64_t finite = count_finite(w->to);
+    if (finite < (uint64_t)rows * w->cols)
+        return head_refuse(h->path, err, -EBADMSG,
+                           "tensor %s: found a value that is not finite at %" PRIu64 ", expected numbers",
+                           w->name, finite);
     return 0;
 }
 

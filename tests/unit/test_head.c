@@ -34,7 +34,7 @@ struct fixture {
     struct model *model, *other;
     char model_hash[33], tokenizer_hash[33];
     float weights[Q_ROWS * HIDDEN];
-    uint16_t halves[Q_ROWS * HIDDEN];
+    uint16_t halves[2 * Q_ROWS * HIDDEN];
 };
 
 /* A head file in the making: a sound one, until a test changes it. */
@@ -72,7 +72,7 @@ static int setup(void **state)
     print_hash(f->tokenizer_hash, model_tokenizer_fingerprint(f->model));
     for (int i = 0; i < Q_ROWS * HIDDEN; i++) {
         f->weights[i] = tiny_uniform(&seed);
-        f->halves[i] = dtype_f32_to_f16(f->weights[i]);
+        f->halves[i] = f->halves[i + Q_ROWS * HIDDEN] = dtype_f32_to_f16(f->weights[i]);
     }
     *state = f;
     return 0;
@@ -266,7 +266,7 @@ static void rich(const struct fixture *f, struct parts *p)
     set_pair(p, "group_first_layer", "0,6");
     const struct safetensors_entry tensors[] = {
         {"norm.weight", SAFETENSORS_F32, 1, {HIDDEN}, f->weights},
-        {"groups.0.q.weight", SAFETENSORS_F16, 2, {Q_ROWS, 2 * HIDDEN}, f->weights},
+        {"groups.0.q.weight", SAFETENSORS_F16, 2, {Q_ROWS, 2 * HIDDEN}, f->halves},
         {"groups.0.k.weight", SAFETENSORS_F16, 2, {KV_ROWS, 2 * HIDDEN}, f->halves},
         {"groups.0.q_norm.weight", SAFETENSORS_F32, 1, {8}, f->weights},
         {"groups.0.k_norm.weight", SAFETENSORS_F32, 1, {8}, f->weights + 8},
@@ -500,6 +500,14 @@ static void bad_tensors_are_named(void **state)
         p.tensors[i].type = p.tensors[i].dims == 1 ? SAFETENSORS_F16 : SAFETENSORS_I8;
         write_parts(f, &p);
         must_refuse(f, f->model, -ENOTSUP, all.tensors[i].name, "type");
+        static float bad[Q_ROWS * HIDDEN];
+        sound(f, &p);
+        memcpy(bad, p.tensors[i].data, Q_ROWS * HIDDEN * 2); /* as much as all have */
+        size_t element = p.tensors[i].type == SAFETENSORS_F32 ? 4 : 2;
+        memset((char *)bad + 5 * element, 0xff, element);
+        p.tensors[i].data = bad;
+        write_parts(f, &p);
+        must_refuse(f, f->model, -EBADMSG, all.tensors[i].name, "found a value that is not finite at 5");
     }
     sound(f, &p);
     p.tensors[p.tensor_count++] =
