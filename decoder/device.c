@@ -42,8 +42,9 @@ struct device {
     struct scheduler *scheduler;
     struct backlog *backlog, **backlog_end;
     atomic_int stop;
-    atomic_uint losses;    /* of the retriever: a step that waits for it learns of it by this */
-    pthread_mutex_t mutex; /* of `figures` */
+    atomic_uint losses;               /* of the retriever: a step that waits for it learns of it by this */
+    struct stepper_refusals refusals; /* the same */
+    pthread_mutex_t mutex;            /* of `figures` */
     struct device_figures figures;
 };
 
@@ -259,6 +260,8 @@ static int obey(struct device *d, struct order *order, struct err *err)
         scheduler_store(d->scheduler, &order->msg);
         break;
     case ORDER_RETRIEVER:
+        if (order->msg.kind == MSG_ERROR)
+            stepper_retriever_refused(d->stepper);
         scheduler_retriever(d->scheduler, &order->msg);
         break;
     case ORDER_RETRIEVER_LOST:
@@ -348,6 +351,7 @@ void device_attach(struct device *d, const struct stepper_attachment *attachment
 {
     d->attachment = *attachment;
     d->attachment.losses = &d->losses;
+    d->attachment.refusals = &d->refusals;
     d->head = *head;
     struct order *order = mem_alloc(1, sizeof *order);
     order->kind = ORDER_ATTACH;
@@ -358,6 +362,8 @@ int device_order(struct device *d, struct order *order)
 {
     if (order->kind == ORDER_RETRIEVER_LOST)
         atomic_fetch_add(&d->losses, 1);
+    if (order->kind == ORDER_RETRIEVER && order->msg.kind == MSG_ERROR)
+        stepper_refused(&d->refusals, order->msg.id);
     return mailbox_put(d->orders, order);
 }
 

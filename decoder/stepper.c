@@ -18,8 +18,10 @@
 #include "decoder/step_gpu.h"
 #include "link/flag.h"
 
-#define STEPPER_SPIN_NS     (20 * INT64_C(1000)) /* about what a futex wake costs */
-#define STEPPER_LOOK_NS     (250 * CLOCK_MS)
+#define STEPPER_SPIN_NS (20 * INT64_C(1000)) /* about what a futex wake costs */
+#define STEPPER_LOOK_NS (250 * CLOCK_MS)
+#define STEPPER_REFUSED_NS \
+    (1 * CLOCK_S) /* the step's own sets may be there: what was refused can be the next one's */
 #define STEPPER_SPIN_GPU_NS (200 * INT64_C(1000)) /* nothing else wants this thread's core then */
 #define STEPPER_PEEK_NS     (50 * INT64_C(1000))  /* between two looks at where the stream is */
 
@@ -38,6 +40,8 @@ struct stepper {
     uint32_t runs, run;    /* run that the pass is in, `runs` before the first layer */
     uint32_t offloaded;    /* layers, in the step run last */
     unsigned losses;       /* of the retriever that this thread has heard of */
+    unsigned refusals;     /* the same */
+    int64_t refused_ns;    /* when a refusal of one of the step's was seen; 0: none was */
     struct stepper_times times;
 };
 
@@ -132,6 +136,7 @@ void stepper_post(struct stepper *s, const struct stepper_spec *spec)
     struct step_record *r = s->record;
     CHECK(spec->count > 0 && spec->count <= s->at.control->sequences_max && spec->count <= LIMIT_SEQUENCES);
     memset(r, 0, offsetof(struct step_record, entry));
+    s->refused_ns = 0;
     r->step = s->next++;
     r->kind = spec->kind;
     r->selection = spec->selection;
@@ -164,7 +169,47 @@ static bool is_lost(const struct stepper *s)
     return s->at.losses && atomic_load_explicit(s->at.losses, memory_order_relaxed) != s->losses;
 }
 
-/* Until the flag, the deadline, or the loss of the retriever: then the sets of a sparse step never come. */
+void stepper_refused(struct stepper_refusals *refusals, uint64_t id)
+{
+    unsigned at = atomic_load_explicit(&refusals->count, memory_order_relaxed);
+    atomic_store_explicit(&refusals->id[at % STEPPER_REFUSALS], id, memory_order_relaxed);
+    atomic_store_explicit(&refusals->count, at + 1, memory_order_release);
+}
+
+void stepper_retriever_refused(struct stepper *s)
+{
+    s->refusals++;
+}
+
+static bool is_entry(const struct step_record *r, uint64_t id)
+{
+    for (uint32_t i = 0; i < r->entries; i++)
+        if (r->entry[i].id == id)
+            return true;
+    return false;
+}
+
+/* Whether the retriever refused one of the step's sequences some time ago, unheard by this thread. */
+static bool is_refused(struct stepper *s, int64_t now)
+{
+    const struct stepper_refusals *all = s->at.refusals;
+    unsigned count = all ? atomic_load_explicit(&all->count, memory_order_acquire) : s->refusals;
+    unsigned from = count - s->refusals > STEPPER_REFUSALS ? count - STEPPER_REFUSALS : s->refusals;
+    for (unsigned i = from; i != count && !s->refused_ns; i++)
+        if (is_entry(s->record, atomic_load_explicit(&all->id[i % STEPPER_REFUSALS], memory_order_relaxed)))
+            s->refused_ns = now;
+    return s->refused_ns && now - s->refused_ns >= STEPPER_REFUSED_NS;
+}
+
+/* Why the sets of a sparse step never come: 0 while they may. */
+static int never_comes(struct stepper *s, int64_t now)
+{
+    if (s->record->kind != STEP_SPARSE)
+        return 0;
+    return is_lost(s) ? -EPIPE : is_refused(s, now) ? -EDOM : 0;
+}
+
+/* Until the flag, the deadline, or the news that the sets of a sparse step never come. */
 static int wait_or_lose(struct stepper *s, unsigned flag, int64_t begin)
 {
     int64_t end = begin + STEPPER_WAIT_S * CLOCK_S, spin = s->gpu ? STEPPER_SPIN_GPU_NS : STEPPER_SPIN_NS;
@@ -172,8 +217,8 @@ static int wait_or_lose(struct stepper *s, unsigned flag, int64_t begin)
     for (int64_t now = begin; r == -ETIMEDOUT && now < end; now = clock_now_ns(), spin = 0) {
         int64_t until = now + STEPPER_LOOK_NS;
         r = flag_wait(flag_at(s, flag), s->record->step, until < end ? until : end, spin);
-        if (r == -ETIMEDOUT && s->record->kind == STEP_SPARSE && is_lost(s))
-            return -EPIPE;
+        int why = r == -ETIMEDOUT ? never_comes(s, clock_now_ns()) : 0;
+        r = why ? why : r;
     }
     return r;
 }
@@ -186,6 +231,9 @@ static int wait_end(struct stepper *s, int r, const char *what, struct err *err)
     s->times.waits_broken++;
     if (r == -EPIPE)
         return err_set(err, r, "retriever is gone, and step %u waits for its selections", s->record->step);
+    if (r == -EDOM)
+        return err_set(err, r, "retriever refused a sequence whose selections step %u waits for",
+                       s->record->step);
     if (r == -ECANCELED)
         return err_set(err, r, "step %u was broken off while it waited for the kvstore to %s",
                        s->record->step, what);
@@ -211,8 +259,8 @@ static int wait_beside(struct stepper *s, unsigned flag, const _Atomic uint32_t 
         stands = (int32_t)(atomic_load(arrived) - s->record->step) >= 0 ? now : 0;
         r = flag_wait(flag_at(s, flag), s->record->step, now + STEPPER_PEEK_NS, spin);
         now = clock_now_ns();
-        if (r == -ETIMEDOUT && is_lost(s))
-            r = -EPIPE;
+        int why = r == -ETIMEDOUT ? never_comes(s, now) : 0;
+        r = why ? why : r;
     }
     if (r == -ETIMEDOUT && stands)
         r = wait_or_lose(s, flag, stands);

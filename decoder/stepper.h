@@ -60,6 +60,15 @@ struct stepper_times { /* nanoseconds, summed */
     uint64_t move_count;    /* so far; change i is at i % STEPPER_MOVES */
 };
 
+/* Sequences that the retriever refused, as one thread hears of them. The i-th stands at i mod
+ * STEPPER_REFUSALS. */
+#define STEPPER_REFUSALS 64
+struct stepper_refusals {
+    atomic_uint count; /* raised behind the id */
+    _Atomic uint64_t id[STEPPER_REFUSALS];
+};
+void stepper_refused(struct stepper_refusals *refusals, uint64_t id);
+
 struct stepper_attachment { /* what the store handed over */
     struct kv_layout layout;
     struct control_header *control; /* passed control_header_check */
@@ -67,6 +76,7 @@ struct stepper_attachment { /* what the store handed over */
     int store_bell;                 /* doorbell */
     uint32_t early_layers;          /* mixed selection: layers that use the set before */
     const atomic_uint *losses;      /* times that the retriever was lost, counted by any thread; NULL: none */
+    const struct stepper_refusals *refusals; /* NULL: none */
 };
 
 struct stepper;
@@ -98,13 +108,16 @@ uint32_t stepper_dense_limit(const struct stepper *s, int sure);
 void stepper_post(struct stepper *s, const struct stepper_spec *spec);
 
 /* Computes the step posted last and chooses tokens; ret_verdicts [spec->count]. -ETIMEDOUT,
- * -ECANCELED (aborted), -EPIPE (the retriever was lost meanwhile) or -EPROTO: the step was dropped whole, no
- * further one can be posted. */
+ * -ECANCELED (aborted), -EPIPE (the retriever was lost meanwhile), -EDOM (it refused a sequence of the
+ * step) or -EPROTO: the step was dropped whole, no further one can be posted. */
 int stepper_run(struct stepper *s, const struct stepper_spec *spec, struct stepper_verdict *ret_verdicts,
                 struct err *err);
 
 /* One of attachment.losses has been dealt with; those that have not end a sparse step that waits. */
 void stepper_retriever_lost(struct stepper *s);
+
+/* The same for attachment.refusals: of a step with such a sequence the sets may never come. */
+void stepper_retriever_refused(struct stepper *s);
 
 const struct stepper_times *stepper_times(const struct stepper *s);
 

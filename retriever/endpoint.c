@@ -50,7 +50,7 @@ static void send_error(struct endpoint *s, uint64_t id, int code, const char *te
 {
     struct msg msg = {.kind = MSG_ERROR, .id = id, .error = {.code = code}};
     snprintf(msg.error.text, sizeof msg.error.text, "%s", text);
-    log_debug("refused: id=%" PRIu64 " %s", id, text);
+    log_write(code == -EDOM ? LOG_LEVEL_WARN : LOG_LEVEL_DEBUG, "refused: id=%" PRIu64 " %s", id, text);
     if (s->decoder && bus_reply(s->server, s->decoder, &msg) < 0)
         log_warn("refusal not delivered: id=%" PRIu64 " %s", id, text);
 }

@@ -54,6 +54,7 @@ struct rig {
     struct export *export;                                   /* with rig_export: where hidden states go */
     void (*stepped)(struct rig *rig, const struct msg *msg); /* of each STEP; NULL: nothing but the checks */
     atomic_uint losses;                                      /* of the retriever */
+    struct stepper_refusals refusals;                        /* the same */
 };
 
 /* A token goes out only when it stands in a record that was posted. */
@@ -177,7 +178,7 @@ static inline void rig_open_for(struct rig *g, const char *model, int on_gpu,
     layout_set_groups(&g->layout, 2);
     store_start_on(&g->store, &g->layout, 2, g->device ? g->device->api : NULL);
     struct stepper_attachment attachment = {g->layout, g->store.control, g->store.device, g->store.bell,
-                                            2,         &g->losses};
+                                            2,         &g->losses,       &g->refusals};
     if (!on_gpu)
         g->stepper = stepper_create(&attachment, g->pass);
     else if (stepper_create_gpu(&attachment, g->pass_gpu, &g->stepper, &err) < 0)

@@ -264,6 +264,31 @@ static void test_retriever_lost(void **state)
     rig_close(&g);
 }
 
+/* The retriever refuses a sequence whose sets a step waits for: it ends with the cause, long before its
+ * deadline. A refusal of another sequence ends nothing. */
+static void test_retriever_refuses(void **state)
+{
+    (void)state;
+    static struct rig g;
+    rig_open(&g);
+    struct err err = {0};
+    int64_t begin = clock_now_ns();
+    int r = 0;
+    ask(&g, 1, 1, PROMPT, plain(8, 0, 0));
+    stepper_refused(&g.refusals, 77);
+    store_allow(&g.store, (PROMPT + CHUNK - 1) / CHUNK + 3); /* three sparse steps */
+    while (stepper_times(g.stepper)->sparse < 2)
+        turn(&g);
+    stepper_refused(&g.refusals, 1);
+    while ((r = scheduler_turn(g.scheduler, &err)) >= 0)
+        answer(&g);
+    assert_int_equal(r, -EDOM);
+    assert_int_equal(stepper_times(g.stepper)->sparse, 4);
+    assert_non_null(strstr(err.text, "retriever refused a sequence whose selections step "));
+    assert_true(clock_now_ns() - begin < STEPPER_WAIT_S * CLOCK_S / 2);
+    rig_close(&g);
+}
+
 /* The store dies while a step waits for it. */
 static void *abort_when_posted(void *arg)
 {
@@ -368,9 +393,9 @@ int main(void)
         cmocka_unit_test(test_no_room),        cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_stop),           cmocka_unit_test(test_context_edges),
         cmocka_unit_test(test_sampling),       cmocka_unit_test(test_faults),
-        cmocka_unit_test(test_retriever_lost), cmocka_unit_test(test_abort),
-        cmocka_unit_test(test_selects),        cmocka_unit_test(test_residents),
-        cmocka_unit_test(test_staging),
+        cmocka_unit_test(test_retriever_lost), cmocka_unit_test(test_retriever_refuses),
+        cmocka_unit_test(test_abort),          cmocka_unit_test(test_selects),
+        cmocka_unit_test(test_residents),      cmocka_unit_test(test_staging),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
