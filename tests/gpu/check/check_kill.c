@@ -141,11 +141,6 @@ static void on_lost(void *arg, enum client_part part, const char *why)
     (void)arg, (void)part, (void)why; /* it was killed, or followed one that was */
 }
 
-static void on_progress(void *arg, uint32_t request, const struct msg_progress *progress)
-{
-    (void)arg, (void)request, (void)progress;
-}
-
 static void on_tokens(void *arg, uint32_t request, const struct msg_u32s *tokens)
 {
     struct world *w = arg;
@@ -162,17 +157,8 @@ static void on_done(void *arg, uint32_t request, const struct msg_done *done)
         w->sent[request] = false;
 }
 
-static void on_report(void *arg, enum client_part part, const char *json, uint32_t bytes)
-{
-    (void)arg, (void)part, (void)json, (void)bytes;
-}
-
-static const struct client_ops client_ops = {.attached = on_attached,
-                                             .lost = on_lost,
-                                             .progress = on_progress,
-                                             .tokens = on_tokens,
-                                             .done = on_done,
-                                             .report = on_report};
+static const struct client_ops client_ops = {
+    .attached = on_attached, .lost = on_lost, .tokens = on_tokens, .done = on_done};
 
 static void send_requests(struct world *w)
 {
