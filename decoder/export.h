@@ -45,12 +45,11 @@ void export_named(struct export *export, uint32_t row, uint32_t count);
 /* Waits until rows [row, row + count) are read no more. 0, -ECANCELED (it was aborted), -ETIMEDOUT. */
 int export_claim(struct export *export, uint32_t row, uint32_t count, struct err *err);
 
-/* Takes the hidden states x [n] that enter `layer`, if they are wanted: token t into row rows[t], unless that
- * is EXPORT_NONE. On a GPU queues it; x and rows are addresses of the device. */
-void export_write(const struct export *export, uint32_t layer, const float *x, const uint32_t *rows,
+/* Takes the hidden states `from` [n] that enter `layer`, if they are wanted: token t into row rows[t], unless
+ * that is EXPORT_NONE. On a GPU queues it; `from` and `rows` are addresses of the device. */
+void export_write(const struct export *x, uint32_t layer, const float *from, const uint32_t *rows,
                   uint32_t n);
-int export_queue(const struct export *export, uint32_t layer, const float *x, const uint32_t *rows,
-                 uint32_t n);
+int export_queue(const struct export *x, uint32_t layer, const float *from, const uint32_t *rows, uint32_t n);
 
 struct export_figures {
     uint32_t rows;

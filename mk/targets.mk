@@ -92,7 +92,7 @@ bundle: all
 # CPU hours. Tables on standard output, JSON and the plot in build/eval.
 EVAL_TEXTS  := build/eval/novel.txt build/eval/jargon.txt build/eval/sqlite.txt
 EVAL_HEAD   := heads/SmolLM2-135M-Instruct.safetensors
-EVAL_FEATURES := heads/alternatives/SmolLM2-135M-Instruct.features8.safetensors
+EVAL_EMBEDDING := heads/alternatives/SmolLM2-135M-Instruct.embedding2.safetensors
 EVAL_DEVICE ?= cpu
 EVAL_FLAGS  ?=
 EVAL_ALL     = --device $(EVAL_DEVICE) $(EVAL_FLAGS)
@@ -103,9 +103,9 @@ ablation: deps model
 	$(Q)bench/heads.sh build/bin $(BENCH_MODEL) $(EVAL_HEAD) $(EVAL_TEXTS) -- --context 8192 --from 4096 --steps 512 \
 	    --plot build/eval/mass.svg --json-file build/eval/ablation.json $(EVAL_ALL)
 eval: ablation
-	$(Q)build/bin/specontext eval -m $(BENCH_MODEL) -H $(EVAL_HEAD) -H $(EVAL_FEATURES) -H bootstrap -H newest \
+	$(Q)build/bin/specontext eval -m $(BENCH_MODEL) -H $(EVAL_HEAD) -H $(EVAL_EMBEDDING) -H bootstrap -H newest \
 	    --budget 1024 --tasks all --items 130 --task-floor 0.5 --task-context 2048,4096 --json-file build/eval/tasks.json $(EVAL_ALL)
-	$(Q)build/bin/specontext eval -m $(BENCH_MODEL) -H $(EVAL_HEAD) -H $(EVAL_FEATURES) -H newest \
+	$(Q)build/bin/specontext eval -m $(BENCH_MODEL) -H $(EVAL_HEAD) -H $(EVAL_EMBEDDING) -H newest \
 	    --budget 512,1024 $(EVAL_TEXTS:%=-f %) --no-texts --long-generation 6144 --long-prompt 2048 --long-prompts 2 --long-seeds 1 \
 	    --json-file build/eval/long.json $(EVAL_ALL)
 

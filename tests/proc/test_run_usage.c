@@ -159,8 +159,8 @@ static void test_inspect(void **state)
     json_t *head = json_object_get(all, "head");
     assert_string_equal(json_string_value(json_object_get(all, "attention")), "GQA");
     assert_int_equal(json_integer_value(json_object_get(all, "kv_bytes_per_token")), 30 * 3 * 64 * 2 * 2);
-    assert_int_equal(json_integer_value(json_object_get(head, "groups")), 2);
-    assert_string_equal(json_string_value(json_object_get(head, "features")), "none");
+    assert_int_equal(json_integer_value(json_object_get(head, "groups")), 8);
+    assert_string_equal(json_string_value(json_object_get(head, "features")), "target");
     const char *path = json_string_value(json_object_get(head, "path"));
     char real[PATH_MAX];
     assert_non_null(realpath("heads/SmolLM2-135M-Instruct.safetensors", real));
@@ -182,8 +182,8 @@ static void test_plan_of_a_card(void **state)
 {
     (void)state;
     runcase_need_model();
-    const char *const heads[] = {"heads/SmolLM2-135M-Instruct.safetensors",
-                                 "heads/alternatives/SmolLM2-135M-Instruct.features8.safetensors"};
+    const char *const heads[] = {"heads/alternatives/SmolLM2-135M-Instruct.embedding2.safetensors",
+                                 "heads/SmolLM2-135M-Instruct.safetensors"};
     for (int i = 0; i < 2; i++) {
         json_t *all = json_of((const char *[]){proc_program("specontext"), "plan", "-m", RUNCASE_MODEL,
                                                "--head", heads[i], "--gpu-memory", "8G", "-c", "1000",
