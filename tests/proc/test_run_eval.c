@@ -190,7 +190,7 @@ static void test_refusals(void **state)
     check_refusal(&proc, "--long-prompt: found no text of 8000 tokens", 1);
     RUN(&proc, 1, "-m", RUNCASE_MODEL, "-H", HEAD, "-f", "README.md", "--variant",
         "group-budgets=300:200:100");
-    check_refusal(&proc, "found 3, expected one for each of the head's groups, 2", 1);
+    check_refusal(&proc, "found 3, expected one for each of the head's groups, 8", 1);
 }
 
 /* Starts it and interrupts it as soon as standard error has `word`. */
