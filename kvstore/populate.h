@@ -31,6 +31,11 @@ void populate_free(struct populate **populate);
  * before: those that nobody has begun with are left. Wakes threads only when there is more to do. */
 void populate_aim(struct populate *populate, uint32_t stretches);
 
+/* Waits, busily, until no thread touches memory, at most to `until_ns` of clock_now_ns, and keeps them from it
+ * until the release. False: they did not come to an end in time, and go on. */
+bool populate_hold(struct populate *populate, int64_t until_ns);
+void populate_release(struct populate *populate);
+
 /* Whether a stretch has been. Never, when there was no memory for it. Any thread. */
 bool populate_is_done(const struct populate *populate, uint32_t stretch);
 

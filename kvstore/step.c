@@ -550,6 +550,19 @@ void step_write_owed(struct planner *p)
     trace_end(TRACE_BACK, begin);
 }
 
+/* Whether the step's new rows stay where they are until the next one's tables are out, so that they may be
+ * written back behind those: in pages they do, in slots for as long as they are pinned, which a window of two
+ * makes sure of. */
+static bool rows_stay(const struct planner *p)
+{
+    const struct step *step = &p->step;
+    bool slots = residency_layers(p) < p->layout.layers;
+    for (uint32_t i = 0; i < step->parts && slots; i++)
+        if (step->part[i].sequence && step->part[i].sequence->window < 2)
+            return false;
+    return p->device.gpu && step->kind == STEP_SPARSE;
+}
+
 static bool written(struct planner *p)
 {
     struct step *step = &p->step;
@@ -558,7 +571,7 @@ static bool written(struct planner *p)
     trace(TRACE_WRITTEN, step->step);
     planner_commit(p, true); /* of the step before: long there, mostly */
     bool sparse = step->kind == STEP_SPARSE;
-    bool later = p->device.gpu && sparse && residency_layers(p) == p->layout.layers;
+    bool later = rows_stay(p);
     for (uint32_t i = 0; i < step->parts && !later; i++) {
         const struct step_part *part = &step->part[i];
         if (part->sequence)

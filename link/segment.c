@@ -11,17 +11,40 @@
 
 #include "base/check.h"
 
+#define HUGE_BYTES (UINT64_C(2) << 20)
+
+/* Address space that begins where a huge page of the file can: what its huge pages are mapped by in one piece.
+ * NULL: none is left. */
+static uint8_t *aligned_space(uint64_t length)
+{
+    uint8_t *at =
+        mmap(NULL, length + HUGE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED)
+        return NULL;
+    uint64_t before = -(uintptr_t)at % HUGE_BYTES;
+    if (before > 0)
+        munmap(at, before);
+    munmap(at + before + length, HUGE_BYTES - before);
+    return at + before;
+}
+
 /* Maps `reserve` bytes, of which `bytes` lie within the file. Those behind its end cost nothing and come
  * alive as the file grows, so addresses never move. */
 static int map_file(int fd, uint64_t bytes, uint64_t reserve, struct segment *ret, struct err *err)
 {
-    uint64_t length = reserve > bytes ? reserve : bytes;
-    void *at = length > SIZE_MAX / 2
-                   ? MAP_FAILED
-                   : mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-    if (at == MAP_FAILED)
+    uint64_t page = 4096, length = ((reserve > bytes ? reserve : bytes) + page - 1) / page * page;
+    uint8_t *space = reserve >= HUGE_BYTES && length < SIZE_MAX / 2 ? aligned_space(length) : NULL;
+    void *at = length > SIZE_MAX / 2 ? MAP_FAILED
+                                     : mmap(space, length, PROT_READ | PROT_WRITE,
+                                            MAP_SHARED | MAP_NORESERVE | (space ? MAP_FIXED : 0), fd, 0);
+    if (at == MAP_FAILED) {
+        if (space)
+            munmap(space, length);
         return err_set(err, -ENOMEM, "segment: no room in the address space for %llu bytes (ulimit -v)",
                        (unsigned long long)length);
+    }
+    if (space)
+        madvise(at, length, MADV_HUGEPAGE); /* where the system gives such a file any; else nothing changes */
     *ret = (struct segment){.fd = fd, .at = at, .bytes = bytes, .reserve = reserve};
     return 0;
 }
