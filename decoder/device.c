@@ -40,6 +40,7 @@ struct device {
     struct pass_gpu *pass_gpu;
     struct stepper *stepper;
     struct scheduler *scheduler;
+    struct awake *awake; /* NULL: cores sleep between the pieces of a step */
     struct backlog *backlog, **backlog_end;
     atomic_int stop;
     atomic_uint losses;               /* of the retriever: a step that waits for it learns of it by this */
@@ -342,6 +343,8 @@ struct device *device_start(const struct device_options *options, struct mailbox
     d->orders = mailbox_create(ORDERS_MAX);
     d->backlog_end = &d->backlog;
     pthread_mutex_init(&d->mutex, NULL);
+    if (options->awake)
+        awake_create(&d->awake, options->awake);
     thread_start(&d->thread, device_main, d);
     return d;
 }
@@ -352,6 +355,7 @@ void device_attach(struct device *d, const struct stepper_attachment *attachment
     d->attachment = *attachment;
     d->attachment.losses = &d->losses;
     d->attachment.refusals = &d->refusals;
+    d->attachment.awake = d->awake;
     d->head = *head;
     struct order *order = mem_alloc(1, sizeof *order);
     order->kind = ORDER_ATTACH;
@@ -378,6 +382,7 @@ void device_free(struct device **device)
     if (mailbox_put(d->orders, wake) < 0) /* full: then it is awake */
         order_free(wake);
     pthread_join(d->thread, NULL);
+    awake_free(&d->awake);
     while (d->backlog) {
         struct backlog *item = d->backlog;
         d->backlog = item->next;

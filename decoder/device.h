@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/awake.h"
 #include "base/err.h"
 #include "base/mailbox.h"
 #include "decoder/export.h"
@@ -22,6 +23,7 @@ struct device_options {
     const char *device; /* "cpu" or a GPU's name */
     struct pass_options pass;
     uint32_t context, sequences, chunk;
+    uint32_t awake; /* cores that are kept awake while steps follow one another; 0: none */
 };
 
 struct device_figures { /* a copy of the state after the last turn, or step */

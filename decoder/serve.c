@@ -417,7 +417,8 @@ static void start_device(struct serve *s)
                                              .logits_max = o->sequences},
                                     .context = context,
                                     .sequences = o->sequences,
-                                    .chunk = chunk};
+                                    .chunk = chunk,
+                                    .awake = settings_awake(o)};
     s->device = device_start(&device, s->posts);
 }
 

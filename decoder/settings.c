@@ -35,9 +35,18 @@ static const struct option_entry table[] = {
     {.name = "activations", .kind = OPTION_CHOICE, AT(activations), .argument = "KIND", .initial = "f32",
      .choices = COMPUTE_ACTIVATIONS_CHOICES,
      .text = "what quantized weights are multiplied by; q8: rounded to 8 bits"},
+    {.name = "idle", .kind = OPTION_CHOICE, AT(idle), .argument = "KIND", .initial = "auto",
+     .choices = AWAKE_IDLE_CHOICES,
+     .text = "idle cores while tokens are made; auto: poll on a GPU"},
     DAEMON_OPTIONS(struct settings),
     {0}};
 /* clang-format on */
+
+uint32_t settings_awake(const struct settings *s)
+{
+    bool poll = s->idle == AWAKE_IDLE_AUTO ? gpu_named(s->device) : s->idle == AWAKE_IDLE_POLL;
+    return poll ? (uint32_t)s->threads : 0;
+}
 
 int settings_parse(int argc, char **argv, struct settings *ret, struct err *err)
 {

@@ -4,6 +4,7 @@
 
 #include <stdint.h>
 
+#include "base/awake.h"
 #include "base/err.h"
 #include "compute/compute.h"
 #include "link/daemon.h"
@@ -19,7 +20,11 @@ struct settings {
     int32_t early_layers; /* mixed selection; -1: a third of the layers */
     enum compute_isa isa;
     enum compute_activations activations;
+    enum awake_idle idle;
 };
+
+/* Cores that are kept awake while steps follow one another; 0: none. */
+uint32_t settings_awake(const struct settings *settings);
 
 /* Fills defaults and what the arguments say (texts are borrowed). 0; 1: --help was asked for and printed;
  * -EINVAL with the option, what was found and what was expected. */

@@ -155,6 +155,8 @@ void stepper_post(struct stepper *s, const struct stepper_spec *spec)
     size_t head = offsetof(struct step_record, entry) + r->entries * sizeof *r->entry;
     memcpy(ring, r, head);
     memcpy(ring->token, r->token, r->tokens * sizeof *r->token);
+    if (s->at.awake)
+        awake_hint(s->at.awake);
     flag_raise(flag_at(s, FLAG_STEP_POSTED), r->step);
     trace(TRACE_POSTED, r->step);
     doorbell_ring(s->at.store_bell);

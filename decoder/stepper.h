@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
+#include "base/awake.h"
 #include "base/err.h"
 #include "decoder/export.h"
 #include "decoder/pass.h"
@@ -77,6 +78,7 @@ struct stepper_attachment { /* what the store handed over */
     uint32_t early_layers;          /* mixed selection: layers that use the set before */
     const atomic_uint *losses;      /* times that the retriever was lost, counted by any thread; NULL: none */
     const struct stepper_refusals *refusals; /* NULL: none */
+    struct awake *awake;                     /* hears of each step; NULL: none */
 };
 
 struct stepper;

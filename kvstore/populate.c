@@ -1,6 +1,6 @@
-/* See populate.h. `aim` and `news` are written by the owner, `next` by the threads, each entry of `state` by
- * the one thread that took it. It must hold no lock that the owner could wait for: these threads are of low
- * priority. */
+/* See populate.h. `aim` and `news` are written by the owner, `next` by the threads, each entry of `state`
+ * by the one thread that took it. It must hold no lock that the owner could wait for: these threads are of
+ * low priority. */
 #include "kvstore/populate.h"
 
 #include <errno.h>
@@ -19,8 +19,8 @@
 #include "base/thread.h"
 #include "base/trace.h"
 
-/* Bytes a call: for as long as one takes (0.07 ms, on a machine that gets its own memory page by page several
- * times that), a hold waits for it. */
+/* Bytes a call: for as long as one takes (0.07 ms, on a machine that gets its own memory page by page
+ * several times that), a hold waits for it. */
 #define PIECE_BYTES (UINT64_C(128) << 10)
 
 enum { NICE = 10, DONE = 1, FAILED = 2 };
@@ -38,8 +38,8 @@ struct populate {
     pthread_t *threads;
 };
 
-/* A thread counts itself before it looks at `held`, the owner does it the other way round: so one of them sees
- * the other. */
+/* A thread counts itself before it looks at `held`, the owner does it the other way round: so one of them
+ * sees the other. */
 static void piece_begin(struct populate *p)
 {
     for (;;) {

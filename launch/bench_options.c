@@ -62,6 +62,7 @@ static const struct option_entry rows[] = {
     {OF_RUN("offload-layers", HOW)},
     {OF_RUN("no-offload", HOW)},
     {OF_RUN("cores", HOW)},
+    {OF_RUN("idle", HOW)},
     {OF_RUN("activations", HOW)},
     {OF_RUN("runtime", HOW)},
     {OF_RUN("log", HOW), .initial = "error"},

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/awake.h"
 #include "base/log.h"
 #include "base/thread.h"
 #include "compute/gpu.h"
@@ -91,6 +92,8 @@ static int start_decoder(struct supervise *s, const struct parts_plan *plan, uin
     if (gpu_named(o->device))
         supervise_arg(&part, "--device", o->device);
     supervise_arg(&part, "--activations", o->activations ? "q8" : "f32");
+    if (o->idle != AWAKE_IDLE_AUTO)
+        supervise_arg(&part, "--idle", o->idle == AWAKE_IDLE_POLL ? "poll" : "halt");
     add_number(&part, "--threads", threads, text[0]);
     add_number(&part, "--context", o->context, text[1]);
     add_number(&part, "--sequences", plan->sequences, text[2]);

@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "base/awake.h"
 #include "base/check.h"
 #include "base/thread.h"
 #include "compute/gpu.h"
@@ -119,6 +120,9 @@ static const struct option_entry table[] = {
      .text = "write figures and text as JSON"},
     {.name = "cores", .kind = OPTION_UINT, AT(cores), .argument = "N", .initial = "0", .least = 0,
      .most = 1024, .group = PROGRAM, .text = "cores to use, divided among the parts; 0: all"},
+    {.name = "idle", .kind = OPTION_CHOICE, AT(idle), .argument = "KIND", .initial = "auto",
+     .choices = AWAKE_IDLE_CHOICES, .group = PROGRAM,
+     .text = "idle cores while tokens are made; auto: poll on a GPU"},
     {.name = "activations", .kind = OPTION_CHOICE, AT(activations), .argument = "KIND", .initial = "f32",
      .choices = "f32|q8", .group = PROGRAM,
      .text = "what quantized weights are multiplied by; q8: rounded to 8 bits"},

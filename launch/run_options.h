@@ -37,6 +37,7 @@ struct run_options {
     uint64_t prefix_memory;
     bool no_elastic, no_prefix, no_offload, poison;
     uint32_t activations; /* 0 f32, 1 q8 */
+    uint32_t idle;        /* enum awake_idle */
     uint32_t cores;       /* 0: all that are online */
     enum log_level log;
 

@@ -1,5 +1,6 @@
-/* memfds, sealed and mapped; see segment.h. No state of its own, any thread; a struct segment has one owner.
- * It must never map a file that its sender could still shorten: an access past the end would be a SIGBUS. */
+/* memfds, sealed and mapped; see segment.h. No state of its own, any thread; a struct segment has one
+ * owner. It must never map a file that its sender could still shorten: an access past the end would be a
+ * SIGBUS. */
 #include "link/segment.h"
 
 #include <errno.h>
@@ -13,8 +14,8 @@
 
 #define HUGE_BYTES (UINT64_C(2) << 20)
 
-/* Address space that begins where a huge page of the file can: what its huge pages are mapped by in one piece.
- * NULL: none is left. */
+/* Address space that begins where a huge page of the file can: what its huge pages are mapped by in one
+ * piece. NULL: none is left. */
 static uint8_t *aligned_space(uint64_t length)
 {
     uint8_t *at =
