@@ -163,8 +163,10 @@ def fault_beside(o, env, name):
 
 def round_of(o, env, name):
     device, failed = card.open_card(o.device), 0
-    if o.check:
-        done = subprocess.run([o.check, o.model, o.head, "--kills", o.kills, "--device", o.device], env=env, text=True,
+    if o.check:  # which lies elsewhere than the programs, and looks for the library beside itself
+        library = os.path.abspath(os.path.join(o.bin, "libspecontext-cuda.so"))
+        done = subprocess.run([o.check, o.model, o.head, "--kills", o.kills, "--device", o.device], text=True,
+                              env={"SPECONTEXT_GPU_LIBRARY": library, **env},
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         for line in done.stdout.strip().splitlines():
             print(f"{name}: {line}", flush=True)
