@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the training tokens of a retrieval head out of Debian's documentation packages.
 
-Usage: prepare.py -m MODEL -s SPECONTEXT -o TOKENS.npz [--cap N] ROOT
+Usage: prepare.py -m MODEL -s SPECONTEXT -o TOKENS.npz [--cap N] [--recall N] ROOT
 
 ROOT is a folder into which the packages were unpacked:
     apt-get download linux-doc-6.1 r-cran-janeaustenr postgresql-doc-15 python3.11-doc vim-runtime perl-doc
@@ -21,6 +21,8 @@ import subprocess
 import zlib
 
 import numpy as np
+
+import recall
 
 CHAT = ("<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
         "<|im_start|>user\n")
@@ -133,6 +135,7 @@ def main():
     a.add_argument("--least", type=int, default=3000, help="shorter documents are left out")
     a.add_argument("--most", type=int, default=60000, help="tokens taken of one document that is no novel")
     a.add_argument("--extra", action="append", default=[], help="a text to evaluate on, for example the demo's")
+    a.add_argument("--recall", type=int, default=0, help="made-up documents of facts said once and asked for later")
     a.add_argument("root")
     o = a.parse_args()
 
@@ -145,7 +148,11 @@ def main():
     for path in o.extra:
         tokens.append(tokenize(read(path)))
         names.append("extra/" + os.path.basename(path))
-    for kind, texts in documents(o.root).items():
+    of = documents(o.root)
+    if o.recall:
+        base = [t for kind in ("novel", "linux", "python") for n, t in documents(o.root)[kind] if not is_held(n)]
+        of["recall"] = recall.documents(base, o.recall)
+    for kind, texts in of.items():
         texts = [(n, t) for n, t in texts if len(t) > 2 * o.least]
         texts.sort(key=lambda d: hashlib.sha1(d[0].encode()).digest())
         total, count = 0, 0
