@@ -12,12 +12,15 @@ the same positions, measured on training documents, start: as the head it begins
 embedding, the model's hidden states, of the token before, that enter these layers; 0: none; default --feature-layers if
 --features is target); views, taps (embeddings of the tokens before instead: see head.py); q_heads, head_dim, pool (max,
 mean), lr, steady (weight of what changes between adjacent selections), fresh (1: not from --start), settled (1: the
-head it begins from is nearly trained, so the second loss counts at once), name. The loss goes from cross entropy over
-the positions that Top-K may pick (sinks and window are always attended, so they are left out) to the mass that a soft
-Top-K misses. Rotations are relative and the head has no biases, so an offset added to all positions changes nothing:
-distances up to --context are learnt from documents of that length alone.
+head it begins from is nearly trained, so the second loss counts at once), output (weight of what a soft Top-K does to
+the model's output, see output.py), name. The loss goes from cross entropy over the positions that Top-K may pick (sinks
+and window are always attended, so they are left out) to the mass that a soft Top-K misses and, with `output`, the KL of
+the model's next token: that tells positions near the threshold apart, where the mass moves all of them. Rotations are
+relative and the head has no biases, so an offset added to all positions changes nothing: distances up to --context are
+learnt from documents of that length alone.
 
-Held-out documents fall into two: heads are chosen by their figures on "choose", "report" is what may be told.
+Held-out documents fall into two: heads are chosen by their figures on "choose", "report" is what may be told. With
+`output` these are mass, overlap, KL, share of likeliest tokens that stay, rise of log perplexity (else the first two).
 --seconds counts from the program's start and leaves room for the last evaluation; the schedule follows it.
 
 FOLDER gets, at each evaluation, NAME.safetensors for every head, with its calibration, results.json and state.pt
@@ -37,6 +40,7 @@ import torch
 from head import (Head, Inputs, States, Trained, attended_mass, choose, export, first_layers, fit_calibration,
                   losses)
 from llm import Llm
+from output import Answers, Output, hard_gates, soft_gates
 from split import best_split, split_values
 from weights import load
 
@@ -121,11 +125,18 @@ def figures(chosen, p, candidates, k, share):
     return float((mass * share).sum()), float((overlap * share).sum())
 
 
-class Evaluation:
-    """True masses of the held-out documents, and hidden states that enter the layers `taps`, kept on the device."""
+def answers_of(llm, output, ids, queries):
+    kept = []
+    llm.forward(ids, kept=kept)
+    return Answers(output, ids, queries, kept)
 
-    def __init__(self, llm, documents, taps, each, pairs_each):
-        self.llm, self.items = llm, []
+
+class Evaluation:
+    """True masses of the held-out documents, and hidden states that enter the layers `taps`, kept on the device. With
+    `output` (output.Output) what sets do to it is measured, too; keys and values are computed anew for that."""
+
+    def __init__(self, llm, documents, taps, each, pairs_each, output=None):
+        self.llm, self.items, self.output = llm, [], output
         generator = torch.Generator().manual_seed(1)
         for kind, split, ids in documents.evaluation(each):
             starts = torch.randint(min(EVAL_FROM, len(ids) * 3 // 4), len(ids) - 1, (pairs_each,), generator=generator)
@@ -135,17 +146,21 @@ class Evaluation:
 
     @torch.no_grad()
     def measure(self, first, scores, seen=None):
-        """scores(ids, queries, future, p, states) -> [groups][kv][m][n]. {kind or split: {budget: (mass, overlap)}}.
-        seen(split, p, z, chosen, candidates, future) is called for each budget."""
+        """scores(ids, queries, future, p, states) -> [groups][kv][m][n]. {kind or split: {budget: (mass, overlap)}},
+        with an output (mass, overlap, KL, likeliest token kept, rise of log perplexity). seen(split, p, z, chosen,
+        candidates, future) is called for each budget."""
         got = {}
         for kind, split, ids, queries, mass, states in self.items:
             future, candidates = masks(queries, len(ids))
             p = merge(mass, first)
             z = scores(ids, queries, future, p, states)
+            answers = answers_of(self.llm, self.output, ids, queries) if self.output else None
             for b in BUDGETS:
                 k = b - SINKS - WINDOW - 1
                 chosen = choose(z, candidates, k)
                 one = figures(chosen, p, candidates, k, shares(first).to(p.device))
+                if answers:
+                    one += answers.figures(first, hard_gates(chosen, candidates, future))
                 for key in (split, kind) if split == "report" else (split,):
                     got.setdefault(key, {}).setdefault(b, []).append(one)
                 if seen:
@@ -194,6 +209,15 @@ def line(name, got, oracle=None, recency=None):
         f"{kind} {by[BUDGETS[0]][0]:.3f}" for kind, by in got.items() if kind not in ("choose", "report"))
 
 
+def output_line(name, got):
+    """Of what the sets do to the output; empty without such figures."""
+    if len(got["choose"][BUDGETS[0]]) == 2:
+        return ""
+    of = lambda f: f"KL {f[2]:.5f} top-1 {f[3]:.4f} log perplexity {f[4]:+.4f}"
+    return f"\n{name:24s} " + "  ".join(f"{split} {b}: {of(got[split][b])}" for split in ("choose", "report")
+                                       if split in got for b in BUDGETS)
+
+
 def layer_list(text, separator, layers):
     """The layers that hidden states are taken of, ascending; "0": none."""
     found = tuple(int(n) for n in text.split(separator))
@@ -206,12 +230,12 @@ def layer_list(text, separator, layers):
 
 def parse_head(text):
     o = {"groups": 1, "split": "even", "layers": "", "q_heads": 0, "head_dim": 0, "views": 1, "taps": 1, "fresh": 0,
-         "settled": 0, "start": "", "pool": "mean", "lr": 0.0, "steady": None, "name": text}
+         "settled": 0, "start": "", "pool": "mean", "lr": 0.0, "steady": None, "output": 0.0, "name": text}
     for part in text.split(","):
         key, _, value = part.partition("=")
         if key not in o:
             raise SystemExit(f"--head: found {key}, expected {', '.join(o)}")
-        texts, reals = ("pool", "name", "split", "layers", "start"), ("lr", "steady")
+        texts, reals = ("pool", "name", "split", "layers", "start"), ("lr", "steady", "output")
         o[key] = value if key in texts else float(value) if key in reals else int(value)
     return o
 
@@ -230,16 +254,23 @@ class Student:
         own = [p for n, p in self.head.named_parameters() if n != "fc"]
         self.optimizer = torch.optim.Adam([{"params": own, "part": 1}] + [{"params": shared, "part": 1 / 3}] * (
             len(shared) > 0), lr=self.lr, betas=(0.9, 0.98))
-        self.recent, self.settled = [], o["settled"]
+        self.recent, self.settled, self.output = [], o["settled"], o["output"]
 
-    def step(self, inputs, queries, p, k, progress, warm):
+    def step(self, inputs, queries, p, k, progress, warm, answers):
         future, candidates = masks(queries, inputs.count)
         late = 1 if self.settled else min(max((progress - 0.1) / 0.3, 0), 1)
         width = 0.5 - 0.25 * progress  # of the soft Top-K's edge
         share = shares(self.head.first).to(p.device)
-        cross, missed, changed = losses(self.head(inputs, queries, future), p, candidates, k, share, width,
-                                        self.steady > 0)
+        z = self.head(inputs, queries, future)
+        cross, missed, changed = losses(z, p, candidates, k, share, width, self.steady > 0)
         loss = (1 - 0.95 * late) * cross + late * (4 * missed + 4 * self.steady * changed)
+        kl = torch.zeros_like(missed)
+        if self.output > 0 and late > 0:
+            # Narrower, and ever more so: a set is hard when it is used, and what a soft one leaks or dims would be
+            # learnt in its place. The mass has the wide gates that move what is far from the threshold.
+            gates = soft_gates(z, candidates, future, k, 0.3 - 0.2 * min(progress, 1))
+            kl = answers.kl(self.head.first, gates).mean()
+            loss = loss + late * self.output * kl
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)
@@ -247,19 +278,20 @@ class Student:
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["part"]
         self.optimizer.step()
-        self.recent.append(torch.stack((cross, missed, changed)).detach())
+        self.recent.append(torch.stack((cross, missed, changed, kl)).detach())
 
     def setup(self):
         h = self.head
         seen = "".join(f"+{l}" for l in h.layers)[1:]
         made_of = f"states entering {seen}" if seen else f"{h.views} views of {h.taps} tokens"
         return (f"{h.groups} groups, {made_of}, {h.q_heads} query heads of {h.head_dim}, pool {h.pool}, "
-                f"lr {self.lr:g}, steady {self.steady:g}")
+                f"lr {self.lr:g}, steady {self.steady:g}" + f", output {self.output:g}" * (self.output > 0))
 
     def report(self):
         means = torch.stack(self.recent).mean(0).tolist()
         self.recent = []
-        return f"{self.name}: cross {means[0]:.4f} missed {means[1]:.4f} changed {means[2]:.3f}"
+        kl = f" KL {means[3]:.5f}" if self.output > 0 else ""
+        return f"{self.name}: cross {means[0]:.4f} missed {means[1]:.4f} changed {means[2]:.3f}{kl}"
 
 
 def options():
@@ -314,7 +346,12 @@ def keep_state(o, students, rng, step):
                os.path.join(o.output, "state.pt"))
 
 
-def train(o, llm, documents, students, seconds, measure, say):
+def draw_k(rng, output):
+    """Positions that Top-K picks: 256 to 1200, with an output mostly 400 to 900, as few steps are left to learn in."""
+    return int(math.exp(rng.uniform(math.log(256), math.log(1200), 2 if output else 1).mean()))
+
+
+def train(o, llm, documents, students, seconds, output, measure, say):
     """measure(step): of all students. `seconds`: since the program's start."""
     rng = np.random.default_rng(o.seed)
     begin = time.monotonic() - BEGIN
@@ -325,13 +362,14 @@ def train(o, llm, documents, students, seconds, measure, say):
         ids = documents.draw(rng)
         least = min(2048, len(ids) // 2)
         queries = pairs(torch.from_numpy(rng.integers(least, len(ids) - 1, o.pairs)).to(o.device))
-        k = int(math.exp(rng.uniform(math.log(256), math.log(1200))))
-        _, mass, states = llm.forward(ids, queries, layers)
+        k, kept = draw_k(rng, output), []
+        _, mass, states = llm.forward(ids, queries, layers, kept)
+        answers = Answers(output, ids, queries, kept) if output else None
         inputs = Inputs(llm.embedding[ids], llm.eps, taps, states)
         merged = {first: merge(mass, first) for first in {tuple(s.head.first) for s in students}}
         del mass
         for s in students:
-            s.step(inputs, queries, merged[tuple(s.head.first)], k, progress, min(1, (step + 1) / 100))
+            s.step(inputs, queries, merged[tuple(s.head.first)], k, progress, min(1, (step + 1) / 100), answers)
         step += 1
         now = time.monotonic() - BEGIN
         progress = max(step / o.steps, (now - begin) / max(seconds - begin, 1e-9))
@@ -392,18 +430,20 @@ def parted(first):
 
 
 def baselines(evaluation, students, start, states, llm, o, say):
-    """Figures to compare with; returns them and how long the measurement of a group took."""
+    """Figures to compare with; returns them and how long the measurement of the students took."""
     results = {"recency": evaluation.recency()}
     for first in sorted({tuple(s.head.first) for s in students}, key=lambda f: (len(f), f)):
         results[f"oracle {parted(first)}"] = evaluation.oracle(first)
-    begin = time.monotonic()
     results["layer 0, untrained"] = evaluation.head(Head(llm).to(o.device))
-    took = time.monotonic() - begin
     if start:
         begun = Head(llm, start.first, start.q_heads, start=start, layers=start.layers, states=states)
         results["start"] = evaluation.head(begun.to(o.device))
+    begin = time.monotonic()
+    for s in students:
+        results[f"begin {s.name}"] = evaluation.head(s.head)
+    took = time.monotonic() - begin
     for name, got in results.items():
-        say(line(name, got))
+        say(line(name, got) + output_line(name, got))
     return results, took
 
 
@@ -424,10 +464,10 @@ def main():
     documents = Documents(o.data, context, not o.no_chat, o.device)
     start = Trained(o.start, o.device) if o.start else None
     students, states = make_students(o, llm, documents, start)
-    evaluation = Evaluation(llm, documents, states.layers, o.eval_each, o.eval_pairs)
+    output = Output(llm) if any(s.output > 0 for s in students) else None
+    evaluation = Evaluation(llm, documents, states.layers, o.eval_each, o.eval_pairs, output)
     results, took = baselines(evaluation, students, start, states, llm, o, say)
-    groups = sum(s.head.groups for s in students)
-    reserve = min(2 + 1.5 * took * groups, 0.3 * o.seconds)
+    reserve = min(2 + 1.5 * took, 0.3 * o.seconds)
     say(f"{time.monotonic() - BEGIN:.0f} s: training begins; {reserve:.0f} s are kept for the last evaluation")
     for s in students:
         say(f"{s.name}: {s.setup()}, first layers {parted(s.head.first)}")
@@ -436,13 +476,14 @@ def main():
         for s in students:
             results[s.name] = save(s, evaluation, o, llm, meta.get("general.name", "the model"), context, step)
             say(line(f"{kind} {step} {s.name}", results[s.name], results[f"oracle {parted(s.head.first)}"],
-                     results["recency"]))
+                     results["recency"]) + output_line(s.name, results[s.name]))
         with open(os.path.join(o.output, "results.json"), "w") as f:
             json.dump(results, f, indent=1)
 
-    step = train(o, llm, documents, students, o.seconds - reserve, measure, say)
+    step = train(o, llm, documents, students, o.seconds - reserve, output, measure, say)
     measure(step, "final")
-    best = max(students, key=lambda s: sum(results[s.name]["choose"][b][0] for b in BUDGETS))
+    by_mass = lambda s: sum(results[s.name]["choose"][b][0] for b in BUDGETS)
+    best = max(students, key=(lambda s: -results[s.name]["choose"][1024][2]) if output else by_mass)
     say(f"best by the documents to choose by: {best.name}; {time.monotonic() - BEGIN:.0f} s in all")
 
 

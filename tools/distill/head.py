@@ -197,24 +197,29 @@ class Trained:
             self.fc, self.feature_norm = tensor("features.fc.weight"), tensor("features.norm.weight")
 
 
-def soft_choice(z, k, width):
-    """Memberships in [0, 1] of the k largest along the last axis, summing to k: a logistic step of `width` around
-    a threshold that is found by bisection and moves with z."""
+def soft_margin(z, k, width, halvings=14):
+    """How far the values along the last axis lie above the threshold of a soft Top-K of k, in `width`s: the sigmoid of
+    it sums to k. The threshold is found by bisection and moves with z."""
     with torch.no_grad():
         high = z.amax(-1, keepdim=True) + 1
         low = high - 60
         # 16 bits are enough to count with, and half to read on a GPU, where this takes most of a step.
         coarse = z.clamp_min(-200).half() if z.is_cuda else z
-        for _ in range(14):
+        for _ in range(halvings):
             mid = (low + high) / 2
-            sure = torch.sigmoid((coarse - mid.to(coarse.dtype)) / width).sum(-1, keepdim=True, dtype=torch.float32)
+            sure = torch.sigmoid((coarse - mid.to(coarse.dtype)) / width).sum(-1, keepdim=True, dtype=z.dtype)
             low, high = torch.where(sure > k, mid, low), torch.where(sure > k, high, mid)
         threshold = ((low + high) / 2).to(z.dtype)
         slope = torch.sigmoid((z - threshold) / width)
         slope = slope * (1 - slope)
         slope = slope / slope.sum(-1, keepdim=True).clamp_min(1e-9)
     moving = (z * slope).sum(-1, keepdim=True)
-    return torch.sigmoid((z - threshold - (moving - moving.detach())) / width)
+    return (z - threshold - (moving - moving.detach())) / width
+
+
+def soft_choice(z, k, width):
+    """Memberships in [0, 1] of the k largest along the last axis, summing to k: a logistic step of `width`."""
+    return torch.sigmoid(soft_margin(z, k, width))
 
 
 def losses(logw, p, candidates, k, share, width=0.5, steady=True):

@@ -39,10 +39,11 @@ class Llm:
         self.embedding = torch.from_numpy(tensors["token_embd.weight"]).to(device)  # float32: the head's input
 
     @torch.no_grad()
-    def forward(self, ids, queries=None, taps=()):
+    def forward(self, ids, queries=None, taps=(), kept=None):
         """ids [n]. Returns the last hidden state, normed; for positions `queries` [m] the attention mass
         [layers][kv_heads][m][n] in float32, mean over the query heads of a KV head; and the hidden states [n][hidden]
-        that enter each of the layers `taps` (`layers`: what leaves the last), by layer."""
+        that enter each of the layers `taps` (`layers`: what leaves the last), by layer. The list `kept` gets each
+        layer's keys, rotated, and values, [kv_heads][n][head_dim] both."""
         n, w = len(ids), self.w
         cos, sin = angles(torch.arange(n, device=ids.device), self.head_dim, self.base)
         mass, states = None, {}
@@ -62,8 +63,10 @@ class Llm:
                 s = (grouped @ k.transpose(1, 2)).view(self.kv_heads, -1, len(queries), n)
                 s = (s * self.head_dim ** -0.5).masked_fill_(future, float("-inf"))
                 mass[l] = s.softmax(-1).mean(1)
-            repeat = self.q_heads // self.kv_heads
-            k, v = k.to(self.dtype).repeat_interleave(repeat, 0), v.repeat_interleave(repeat, 0)
+            repeat, k = self.q_heads // self.kv_heads, k.to(self.dtype)
+            if kept is not None:
+                kept.append((k, v))
+            k, v = k.repeat_interleave(repeat, 0), v.repeat_interleave(repeat, 0)
             o = F.scaled_dot_product_attention(q.to(self.dtype)[None], k[None], v[None], is_causal=True)[0]
             x = x + F.linear(o.transpose(0, 1).reshape(n, -1), p("attn_output"))
             h = rms_norm(x, p("ffn_norm"), self.eps)

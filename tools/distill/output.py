@@ -1,0 +1,102 @@
+"""What attention to chosen positions does to the model's output: the model computed again at some positions alone,
+against the keys and values that its own forward has for all tokens before them, in which each position is attended in
+part. A query's own key and value are its own. The parts are given by their logarithms, which are added to the scores:
+0 for a position that is attended, FAR for one that is not."""
+import torch
+import torch.nn.functional as F
+
+from head import FAR, soft_margin
+from llm import angles, rotate
+
+
+def soft_gates(z, candidates, future, k, width, halvings=14):
+    """Logarithms of the parts that a soft Top-K of k takes of the candidates: z as of Head.forward -> z's shape. Where
+    there are none to choose from (sinks, window, the token itself) all is attended."""
+    always = torch.zeros_like(future, dtype=z.dtype).masked_fill(future, FAR)
+    margin = soft_margin(z.masked_fill(~candidates, FAR), k, width, halvings)
+    return torch.where(candidates, F.logsigmoid(margin), always)
+
+
+def hard_gates(chosen, candidates, future, dtype=torch.float32):
+    """The same of sets as `choose` gives them."""
+    left = future | candidates & ~chosen
+    return torch.zeros(chosen.shape, dtype=dtype, device=chosen.device).masked_fill_(left, FAR)
+
+
+def attention(q, k, v, own_k, own_v, gates, queries):
+    """q [kv_heads][rep][m][dim], scaled; k, v [kv_heads][n][dim] of all tokens; own_k, own_v [kv_heads][m][dim]; gates
+    [kv_heads or 1][m][n]; queries [m]. Returns q's shape."""
+    kv, rep, m, dim = q.shape
+    at = queries[:, None].expand(kv, rep, m, 1)
+    s = (q.reshape(kv, rep * m, dim) @ k.transpose(1, 2)).view(kv, rep, m, -1) + gates[:, None]
+    s = s.scatter_(-1, at, (q * own_k[:, None]).sum(-1, keepdim=True))
+    w = s.softmax(-1)
+    o = (w.view(kv, rep * m, -1) @ v).view(q.shape)
+    return o + w.gather(-1, at) * (own_v - v[:, queries])[:, None]
+
+
+class Output:
+    """The model's weights for that: in `dtype`, which a GPU needs no less than float32 for, since the differences
+    looked for are small."""
+
+    def __init__(self, llm, dtype=torch.float32):
+        self.llm, self.dtype = llm, dtype
+        self.w = {n: t.to(dtype) for n, t in llm.w.items()}
+        self.table = self.w.get("output.weight", self.w["token_embd.weight"])
+
+    def norm(self, x, name):
+        return F.rms_norm(x, x.shape[-1:], self.w[name + ".weight"], self.llm.eps)
+
+    def __call__(self, ids, queries, kept, gates):
+        """Log probabilities [m][vocab] of the token after each query. kept: keys and values by layer, as Llm.forward
+        keeps them; gates: by layer [kv_heads or 1][m][n]."""
+        llm, m = self.llm, len(queries)
+        cos, sin = angles(queries, llm.head_dim, llm.base)
+        x = self.w["token_embd.weight"][ids[queries]]
+        for l, (k, v) in enumerate(kept):
+            b = f"blk.{l}."
+            p = lambda name: self.w[f"{b}{name}.weight"]
+            h = self.norm(x, b + "attn_norm")
+            q, own_k, own_v = (F.linear(h, p("attn_" + c)).view(m, -1, llm.head_dim).transpose(0, 1) for c in "qkv")
+            q = rotate(q, cos, sin).unflatten(0, (llm.kv_heads, -1)) * llm.head_dim ** -0.5
+            o = attention(q, k.to(self.dtype), v.to(self.dtype), rotate(own_k, cos, sin), own_v, gates[l], queries)
+            x = x + F.linear(o.flatten(0, 1).transpose(0, 1).reshape(m, -1), p("attn_output"))
+            h = self.norm(x, b + "ffn_norm")
+            x = x + F.linear(F.silu(F.linear(h, p("ffn_gate"))) * F.linear(h, p("ffn_up")), p("ffn_down"))
+        return F.linear(self.norm(x, "output_norm"), self.table).log_softmax(-1)
+
+
+class Answers:
+    """What the model says after each of `queries` when it attends to all of the text; to compare with what it says
+    under gates. The same arithmetic makes both, so that all gates open is a difference of nothing."""
+
+    def __init__(self, output, ids, queries, kept):
+        self.output, self.ids, self.queries, self.kept = output, ids, queries, kept
+        future = torch.arange(len(ids), device=ids.device) > queries[:, None]
+        open_ = torch.zeros(future.shape, dtype=output.dtype, device=ids.device).masked_fill_(future, FAR)[None]
+        with torch.no_grad():
+            self.full = output(ids, queries, kept, [open_] * len(kept))
+
+    def under(self, first, gates):
+        """Log probabilities [m][vocab]; gates [groups][kv_heads][m][n], groups begin at layers `first`."""
+        parts = gates.unbind(0)  # one node of autograd for all layers
+        by_layer = [g for g, a, b in zip(parts, first, first[1:]) for _ in range(b - a)]
+        return self.output(self.ids, self.queries, self.kept, by_layer)
+
+    def kl(self, first, gates):
+        """Of what the model says to what it says under gates, by query [m]."""
+        return self.distance(self.under(first, gates))
+
+    def distance(self, found):
+        return (self.full.exp() * (self.full - found)).sum(-1)
+
+    @torch.no_grad()
+    def figures(self, first, gates):
+        """Means over the queries: KL, how often the likeliest token is the same, and how much less likely the text's
+        next token became (difference of log perplexity)."""
+        found = self.under(first, gates)
+        known = self.queries < len(self.ids) - 1
+        at = self.ids[self.queries[known] + 1][:, None]
+        rise = (self.full[known] - found[known]).gather(1, at).mean()
+        same = (self.full.argmax(-1) == found.argmax(-1)).double().mean()
+        return float(self.distance(found).mean()), float(same), float(rise)
