@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks output.py on a CPU: that the model computed again at some positions is the model, that sets do what an
-attention masked by them does, and that gradients are those of finite differences. Prints figures; fails when one is off.
+"""Checks output.py on a CPU: that the model computed again at some positions is the model, that sets do what a forward
+masked by them does, and that gradients are those of finite differences. Prints figures; fails when one is off.
 
 Usage: check_output.py MODEL.gguf HEAD.safetensors
 """
@@ -73,8 +73,8 @@ def main():
     attended = (chosen | ~candidates) & ~future
     for i, q in enumerate(QUERIES):
         expected = masked_model(llm, ids[:q + 1], head.first, attended[:, :, i, :q + 1])
-        say(f"Top-K at {q}: KL {distance(full[i], expected):.3g}, from a masked forward's", distance(expected, found[i]),
-            1e-5)
+        say(f"Top-K at {q}: KL {distance(full[i], expected):.3g}, from a masked forward's",
+            distance(expected, found[i]), 1e-5)
 
     # In double precision and with an exact threshold; central differences of the weights whose gradients are largest.
     head, answers = head.double(), Answers(Output(llm, torch.float64), ids, queries, kept)

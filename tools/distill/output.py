@@ -2,11 +2,13 @@
 against the keys and values that its own forward has for all tokens before them, in which each position is attended in
 part. A query's own key and value are its own. The parts are given by their logarithms, which are added to the scores:
 0 for a position that is attended, FAR for one that is not."""
+from types import SimpleNamespace
+
 import torch
 import torch.nn.functional as F
 
 from head import FAR, soft_margin
-from llm import angles, rotate
+from llm import angles
 
 
 def soft_gates(z, candidates, future, k, width, halvings=14):
@@ -37,33 +39,39 @@ def attention(q, k, v, own_k, own_v, gates, queries):
 
 class Output:
     """The model's weights for that: in `dtype`, which a GPU needs no less than float32 for, since the differences
-    looked for are small."""
+    looked for are small. Those that read the same input are one matrix: a GPU waits for its orders here."""
 
     def __init__(self, llm, dtype=torch.float32):
-        self.llm, self.dtype = llm, dtype
-        self.w = {n: t.to(dtype) for n, t in llm.w.items()}
-        self.table = self.w.get("output.weight", self.w["token_embd.weight"])
+        get = lambda name: llm.w[name + ".weight"].to(dtype)
+        self.llm, self.dtype, self.embedding = llm, dtype, get("token_embd")
+        self.last_norm = get("output_norm")
+        self.table = get("output") if "output.weight" in llm.w else self.embedding
+        self.layers = [SimpleNamespace(
+            attn_norm=get(b + "attn_norm"), qkv=torch.cat([get(b + "attn_" + c) for c in "qkv"]),
+            attn_output=get(b + "attn_output"), ffn_norm=get(b + "ffn_norm"),
+            ffn_in=torch.cat((get(b + "ffn_gate"), get(b + "ffn_up"))), ffn_down=get(b + "ffn_down"))
+            for b in (f"blk.{l}." for l in range(llm.layers))]
 
-    def norm(self, x, name):
-        return F.rms_norm(x, x.shape[-1:], self.w[name + ".weight"], self.llm.eps)
+    def norm(self, x, weight):
+        return F.rms_norm(x, x.shape[-1:], weight, self.llm.eps)
 
     def __call__(self, ids, queries, kept, gates):
         """Log probabilities [m][vocab] of the token after each query. kept: keys and values by layer, as Llm.forward
         keeps them; gates: by layer [kv_heads or 1][m][n]."""
         llm, m = self.llm, len(queries)
         cos, sin = angles(queries, llm.head_dim, llm.base)
-        x = self.w["token_embd.weight"][ids[queries]]
-        for l, (k, v) in enumerate(kept):
-            b = f"blk.{l}."
-            p = lambda name: self.w[f"{b}{name}.weight"]
-            h = self.norm(x, b + "attn_norm")
-            q, own_k, own_v = (F.linear(h, p("attn_" + c)).view(m, -1, llm.head_dim).transpose(0, 1) for c in "qkv")
-            q = rotate(q, cos, sin).unflatten(0, (llm.kv_heads, -1)) * llm.head_dim ** -0.5
-            o = attention(q, k.to(self.dtype), v.to(self.dtype), rotate(own_k, cos, sin), own_v, gates[l], queries)
-            x = x + F.linear(o.flatten(0, 1).transpose(0, 1).reshape(m, -1), p("attn_output"))
-            h = self.norm(x, b + "ffn_norm")
-            x = x + F.linear(F.silu(F.linear(h, p("ffn_gate"))) * F.linear(h, p("ffn_up")), p("ffn_down"))
-        return F.linear(self.norm(x, "output_norm"), self.table).log_softmax(-1)
+        turn = torch.complex(cos.to(self.dtype), sin.to(self.dtype))
+        x = self.embedding[ids[queries]]
+        for w, (k, v), g in zip(self.layers, kept, gates):
+            qkv = F.linear(self.norm(x, w.attn_norm), w.qkv).view(m, -1, llm.head_dim).transpose(0, 1)
+            turned = torch.view_as_complex(qkv[:-llm.kv_heads].unflatten(-1, (-1, 2))) * turn
+            turned = torch.view_as_real(turned).flatten(-2)
+            q, own = turned[:llm.q_heads] * llm.head_dim ** -0.5, turned[llm.q_heads:]
+            o = attention(q.unflatten(0, (llm.kv_heads, -1)), k, v, own, qkv[-llm.kv_heads:], g, queries)
+            x = x + F.linear(o.flatten(0, 1).transpose(0, 1).reshape(m, -1), w.attn_output)
+            gate, up = F.linear(self.norm(x, w.ffn_norm), w.ffn_in).chunk(2, -1)
+            x = x + F.linear(F.silu(gate) * up, w.ffn_down)
+        return F.linear(self.norm(x, self.last_norm), self.table).log_softmax(-1)
 
 
 class Answers:
@@ -71,11 +79,12 @@ class Answers:
     under gates. The same arithmetic makes both, so that all gates open is a difference of nothing."""
 
     def __init__(self, output, ids, queries, kept):
-        self.output, self.ids, self.queries, self.kept = output, ids, queries, kept
+        self.output, self.ids, self.queries = output, ids, queries
+        self.kept = [(k.to(output.dtype), v.to(output.dtype)) for k, v in kept]
         future = torch.arange(len(ids), device=ids.device) > queries[:, None]
         open_ = torch.zeros(future.shape, dtype=output.dtype, device=ids.device).masked_fill_(future, FAR)[None]
         with torch.no_grad():
-            self.full = output(ids, queries, kept, [open_] * len(kept))
+            self.full = output(ids, queries, self.kept, [open_] * len(kept))
 
     def under(self, first, gates):
         """Log probabilities [m][vocab]; gates [groups][kv_heads][m][n], groups begin at layers `first`."""
