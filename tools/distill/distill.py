@@ -12,15 +12,16 @@ the same positions, measured on training documents, start: as the head it begins
 embedding, the model's hidden states, of the token before, that enter these layers; 0: none; default --feature-layers if
 --features is target); views, taps (embeddings of the tokens before instead: see head.py); q_heads, head_dim, pool (max,
 mean), lr, steady (weight of what changes between adjacent selections), fresh (1: not from --start), settled (1: the
-head it begins from is nearly trained, so the second loss counts at once), output (weight of what a soft Top-K does to
-the model's output, see output.py), name. The loss goes from cross entropy over the positions that Top-K may pick (sinks
-and window are always attended, so they are left out) to the mass that a soft Top-K misses and, with `output`, the KL of
-the model's next token: that tells positions near the threshold apart, where the mass moves all of them. Rotations are
-relative and the head has no biases, so an offset added to all positions changes nothing: distances up to --context are
-learnt from documents of that length alone.
+head it begins from is nearly trained, so the later losses count at once), cross, missed, output, local (weights of the
+later losses: .05, 4, 0, 0), name. The loss goes from cross entropy over the positions that Top-K may pick (sinks and
+window are always attended, so they are left out) to the mass that a soft Top-K misses and, with `output`, the KL of the
+model's next token, with `local` an estimate of it from each layer's attention (output.py): these tell positions near
+the threshold apart, where the mass moves all of them. Rotations are relative and the head has no biases, so an offset
+added to all positions changes nothing: distances up to --context are learnt from documents of that length alone.
 
 Held-out documents fall into two: heads are chosen by their figures on "choose", "report" is what may be told. With
-`output` these are mass, overlap, KL, share of likeliest tokens that stay, rise of log perplexity (else the first two).
+`output` or `local` these are mass, overlap, KL, share of likeliest tokens that stay, rise of log perplexity (else the
+first two).
 --seconds counts from the program's start and leaves room for the last evaluation; the schedule follows it.
 
 FOLDER gets, at each evaluation, NAME.safetensors for every head, with its calibration, results.json and state.pt
@@ -125,10 +126,20 @@ def figures(chosen, p, candidates, k, share):
     return float((mass * share).sum()), float((overlap * share).sum())
 
 
-def answers_of(llm, output, ids, queries):
+def answers_of(llm, output, ids, queries, grad=False):
     kept = []
     llm.forward(ids, kept=kept)
-    return Answers(output, ids, queries, kept)
+    return Answers(output, ids, queries, kept, grad)
+
+
+def senses_of(o, llm, documents, output, stretches=8):
+    """Answers.senses of documents that are trained on."""
+    rng, found = np.random.default_rng(o.seed + 2), 0
+    for _ in range(stretches):
+        ids = documents.draw(rng)
+        queries = torch.from_numpy(rng.integers(len(ids) // 4, len(ids), 2 * o.pairs)).to(o.device)
+        found = found + answers_of(llm, output, ids, queries, True).senses() / stretches
+    return found
 
 
 class Evaluation:
@@ -230,14 +241,22 @@ def layer_list(text, separator, layers):
 
 def parse_head(text):
     o = {"groups": 1, "split": "even", "layers": "", "q_heads": 0, "head_dim": 0, "views": 1, "taps": 1, "fresh": 0,
-         "settled": 0, "start": "", "pool": "mean", "lr": 0.0, "steady": None, "output": 0.0, "name": text}
+         "settled": 0, "start": "", "pool": "mean", "lr": 0.0, "steady": None, "cross": 0.05, "missed": 4.0,
+         "output": 0.0, "local": 0.0, "name": text}
     for part in text.split(","):
         key, _, value = part.partition("=")
         if key not in o:
             raise SystemExit(f"--head: found {key}, expected {', '.join(o)}")
-        texts, reals = ("pool", "name", "split", "layers", "start"), ("lr", "steady", "output")
+        texts = ("pool", "name", "split", "layers", "start")
+        reals = ("lr", "steady", "cross", "missed", "output", "local")
         o[key] = value if key in texts else float(value) if key in reals else int(value)
     return o
+
+
+def tempered(x):
+    """The few queries at which much is lost would drown the others: so gradients agree twice as much from stretch to
+    stretch, and on the same as without, about."""
+    return 0.02 * torch.log1p(x / 0.02)
 
 
 class Student:
@@ -254,23 +273,27 @@ class Student:
         own = [p for n, p in self.head.named_parameters() if n != "fc"]
         self.optimizer = torch.optim.Adam([{"params": own, "part": 1}] + [{"params": shared, "part": 1 / 3}] * (
             len(shared) > 0), lr=self.lr, betas=(0.9, 0.98))
-        self.recent, self.settled, self.output = [], o["settled"], o["output"]
+        self.recent, self.settled = [], o["settled"]
+        self.cross, self.missed, self.output, self.local = (o[n] for n in ("cross", "missed", "output", "local"))
 
-    def step(self, inputs, queries, p, k, progress, warm, answers):
+    def step(self, inputs, queries, p, k, progress, warm, answers, senses):
         future, candidates = masks(queries, inputs.count)
         late = 1 if self.settled else min(max((progress - 0.1) / 0.3, 0), 1)
         width = 0.5 - 0.25 * progress  # of the soft Top-K's edge
         share = shares(self.head.first).to(p.device)
         z = self.head(inputs, queries, future)
         cross, missed, changed = losses(z, p, candidates, k, share, width, self.steady > 0)
-        loss = (1 - 0.95 * late) * cross + late * (4 * missed + 4 * self.steady * changed)
-        kl = torch.zeros_like(missed)
-        if self.output > 0 and late > 0:
+        loss = (1 - late + late * self.cross) * cross + late * (self.missed * missed + 4 * self.steady * changed)
+        kl = local = torch.zeros_like(missed)
+        if late > 0 and (self.output > 0 or self.local > 0):
             # Narrower, and ever more so: a set is hard when it is used, and what a soft one leaks or dims would be
             # learnt in its place. The mass has the wide gates that move what is far from the threshold.
             gates = soft_gates(z, candidates, future, k, 0.3 - 0.2 * min(progress, 1))
-            kl = answers.kl(self.head.first, gates).mean()
-            loss = loss + late * self.output * kl
+            if self.output > 0:
+                kl = answers.kl(self.head.first, gates)
+            if self.local > 0:
+                local = answers.local(self.head.first, gates, senses)
+            loss = loss + late * (self.output * tempered(kl).mean() + self.local * tempered(local).mean())
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)
@@ -278,19 +301,20 @@ class Student:
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["part"]
         self.optimizer.step()
-        self.recent.append(torch.stack((cross, missed, changed, kl)).detach())
+        self.recent.append(torch.stack((cross, missed, changed, kl.mean(), local.mean())).detach())
 
     def setup(self):
         h = self.head
         seen = "".join(f"+{l}" for l in h.layers)[1:]
         made_of = f"states entering {seen}" if seen else f"{h.views} views of {h.taps} tokens"
         return (f"{h.groups} groups, {made_of}, {h.q_heads} query heads of {h.head_dim}, pool {h.pool}, "
-                f"lr {self.lr:g}, steady {self.steady:g}" + f", output {self.output:g}" * (self.output > 0))
+                f"lr {self.lr:g}, steady {self.steady:g}" + "".join(
+                    f", {n} {getattr(self, n):g}" for n in ("cross", "missed", "output", "local")))
 
     def report(self):
         means = torch.stack(self.recent).mean(0).tolist()
         self.recent = []
-        kl = f" KL {means[3]:.5f}" if self.output > 0 else ""
+        kl = f" KL {means[3]:.5f}" * (self.output > 0) + f" local {means[4]:.5f}" * (self.local > 0)
         return f"{self.name}: cross {means[0]:.4f} missed {means[1]:.4f} changed {means[2]:.3f}{kl}"
 
 
@@ -353,6 +377,7 @@ def draw_k(rng, output):
 
 def train(o, llm, documents, students, seconds, output, measure, say):
     """measure(step): of all students. `seconds`: since the program's start."""
+    senses = senses_of(o, llm, documents, output) if any(s.local > 0 for s in students) else None
     rng = np.random.default_rng(o.seed)
     begin = time.monotonic() - BEGIN
     step = resume(o, students, rng) if o.resume else 0
@@ -369,7 +394,8 @@ def train(o, llm, documents, students, seconds, output, measure, say):
         merged = {first: merge(mass, first) for first in {tuple(s.head.first) for s in students}}
         del mass
         for s in students:
-            s.step(inputs, queries, merged[tuple(s.head.first)], k, progress, min(1, (step + 1) / 100), answers)
+            s.step(inputs, queries, merged[tuple(s.head.first)], k, progress, min(1, (step + 1) / 100), answers,
+                   senses)
         step += 1
         now = time.monotonic() - BEGIN
         progress = max(step / o.steps, (now - begin) / max(seconds - begin, 1e-9))
@@ -464,7 +490,7 @@ def main():
     documents = Documents(o.data, context, not o.no_chat, o.device)
     start = Trained(o.start, o.device) if o.start else None
     students, states = make_students(o, llm, documents, start)
-    output = Output(llm) if any(s.output > 0 for s in students) else None
+    output = Output(llm) if any(s.output > 0 or s.local > 0 for s in students) else None
     evaluation = Evaluation(llm, documents, states.layers, o.eval_each, o.eval_pairs, output)
     results, took = baselines(evaluation, students, start, states, llm, o, say)
     reserve = min(2 + 1.5 * took, 0.3 * o.seconds)
