@@ -27,6 +27,8 @@ struct scheduler {
     struct stepper_verdict verdicts[LIMIT_SEQUENCES];
 };
 
+static void leave_step(void *arg, uint64_t id);
+
 struct scheduler *scheduler_create(const struct scheduler_options *options, struct stepper *stepper)
 {
     CHECK(options->sequences >= 1 && options->sequences <= LIMIT_SEQUENCES && options->chunk >= 1);
@@ -34,6 +36,7 @@ struct scheduler *scheduler_create(const struct scheduler_options *options, stru
     s->options = *options;
     s->stepper = stepper;
     s->retriever_ready = !options->features;
+    stepper_on_refused(stepper, leave_step, s);
     return s;
 }
 
@@ -64,6 +67,7 @@ static struct generation *find(const struct scheduler *s, uint64_t id)
 static void retire(struct scheduler *s, struct generation *q, const struct kv_counters *counters)
 {
     struct msg msg;
+    CHECK(q->finish);
     generation_done(q, counters, &msg);
     s->figures.finished[q->finish]++;
     emit(s, SCHEDULER_TO_CLIENT, &msg);
@@ -128,6 +132,16 @@ static void send_close(struct scheduler *s, struct generation *q)
         generation_close(q, &msg);
         emit(s, SCHEDULER_TO_RETRIEVER, &msg);
     }
+}
+
+/* The sets of a sequence in a step never come: it leaves. All its tokens are recorded then. Why, an order
+ * says that is on its way: the store hears of this later, and so CLOSED is behind it. */
+static void leave_step(void *arg, uint64_t id)
+{
+    struct scheduler *s = arg;
+    struct generation *q = find(s, id);
+    if (q && computes(q))
+        send_close(s, q);
 }
 
 /* Whether the retriever needs the sequence's hidden states. */
@@ -233,7 +247,7 @@ static void take_kept(struct scheduler *s, struct generation *q, const struct ms
 void scheduler_retriever(struct scheduler *s, const struct msg *msg)
 {
     struct generation *q = find(s, msg->id);
-    if (!q || q->state == GENERATION_QUEUED || q->state == GENERATION_CLOSING)
+    if (!q || q->state == GENERATION_QUEUED)
         return;
     if (msg->kind == MSG_GRANT) {
         take_kept(s, q, &msg->grant);
@@ -430,6 +444,8 @@ static int compute(struct scheduler *s, const struct stepper_spec *spec, struct 
         return r;
     for (uint32_t i = 0; i < spec->count; i++) {
         struct generation *q = s->members[i];
+        if (!computes(q)) /* it left */
+            continue;
         if (s->verdicts[i].status < 0) {
             generation_fail(q, s->verdicts[i].status, "position %u: %s: %s", spec->parts[i].position,
                             s->verdicts[i].why, strerror(-s->verdicts[i].status));

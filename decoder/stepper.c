@@ -18,10 +18,8 @@
 #include "decoder/step_gpu.h"
 #include "link/flag.h"
 
-#define STEPPER_SPIN_NS (20 * INT64_C(1000)) /* about what a futex wake costs */
-#define STEPPER_LOOK_NS (250 * CLOCK_MS)
-#define STEPPER_REFUSED_NS \
-    (1 * CLOCK_S) /* the step's own sets may be there: what was refused can be the next one's */
+#define STEPPER_SPIN_NS     (20 * INT64_C(1000))  /* about what a futex wake costs */
+#define STEPPER_LOOK_NS     (50 * CLOCK_MS)       /* between two looks at what the retriever does */
 #define STEPPER_SPIN_GPU_NS (200 * INT64_C(1000)) /* nothing else wants this thread's core then */
 #define STEPPER_PEEK_NS     (50 * INT64_C(1000))  /* between two looks at where the stream is */
 
@@ -36,12 +34,14 @@ struct stepper {
     struct pass_entry *entries; /* [LIMIT_SEQUENCES] */
     void *scratch;              /* of the sampler */
     uint32_t next, resident_version;
-    uint32_t used_version; /* resident set of the tables read last; 0, before the first, is all layers */
-    uint32_t runs, run;    /* run that the pass is in, `runs` before the first layer */
-    uint32_t offloaded;    /* layers, in the step run last */
-    unsigned losses;       /* of the retriever that this thread has heard of */
-    unsigned refusals;     /* the same */
-    int64_t refused_ns;    /* when a refusal of one of the step's was seen; 0: none was */
+    uint32_t used_version;  /* resident set of the tables read last; 0, before the first, is all layers */
+    uint32_t runs, run;     /* run that the pass is in, `runs` before the first layer */
+    uint32_t offloaded;     /* layers, in the step run last */
+    unsigned losses;        /* of the retriever that this thread has heard of */
+    unsigned refusals;      /* the same */
+    unsigned refusals_told; /* the same, and those that the step which waits has told of */
+    void (*refused)(void *arg, uint64_t id);
+    void *refused_arg;
     struct stepper_times times;
 };
 
@@ -98,6 +98,12 @@ void stepper_export(struct stepper *s, struct export *export)
         step_gpu_export(s->gpu, export);
 }
 
+void stepper_on_refused(struct stepper *s, void (*refused)(void *arg, uint64_t id), void *arg)
+{
+    s->refused = refused;
+    s->refused_arg = arg;
+}
+
 static struct control_flag *flag_at(struct stepper *s, unsigned flag)
 {
     return control_flag_at(s->at.control, flag);
@@ -136,7 +142,7 @@ void stepper_post(struct stepper *s, const struct stepper_spec *spec)
     struct step_record *r = s->record;
     CHECK(spec->count > 0 && spec->count <= s->at.control->sequences_max && spec->count <= LIMIT_SEQUENCES);
     memset(r, 0, offsetof(struct step_record, entry));
-    s->refused_ns = 0;
+    s->refusals_told = s->refusals;
     r->step = s->next++;
     r->kind = spec->kind;
     r->selection = spec->selection;
@@ -191,24 +197,28 @@ static bool is_entry(const struct step_record *r, uint64_t id)
     return false;
 }
 
-/* Whether the retriever refused one of the step's sequences some time ago, unheard by this thread. */
-static bool is_refused(struct stepper *s, int64_t now)
+/* Tells of the step's sequences that the retriever refused, unheard by this thread. */
+static void tell_refused(struct stepper *s)
 {
     const struct stepper_refusals *all = s->at.refusals;
-    unsigned count = all ? atomic_load_explicit(&all->count, memory_order_acquire) : s->refusals;
-    unsigned from = count - s->refusals > STEPPER_REFUSALS ? count - STEPPER_REFUSALS : s->refusals;
-    for (unsigned i = from; i != count && !s->refused_ns; i++)
-        if (is_entry(s->record, atomic_load_explicit(&all->id[i % STEPPER_REFUSALS], memory_order_relaxed)))
-            s->refused_ns = now;
-    return s->refused_ns && now - s->refused_ns >= STEPPER_REFUSED_NS;
+    unsigned count = all ? atomic_load_explicit(&all->count, memory_order_acquire) : s->refusals_told;
+    if (count - s->refusals_told > STEPPER_REFUSALS)
+        s->refusals_told = count - STEPPER_REFUSALS;
+    for (; s->refusals_told != count; s->refusals_told++) {
+        uint64_t id =
+            atomic_load_explicit(&all->id[s->refusals_told % STEPPER_REFUSALS], memory_order_relaxed);
+        if (is_entry(s->record, id) && s->refused)
+            s->refused(s->refused_arg, id);
+    }
 }
 
-/* Why the sets of a sparse step never come: 0 while they may. */
-static int never_comes(struct stepper *s, int64_t now)
+/* What the retriever's news mean for a wait: 0, or -EPIPE when the sets of a sparse step never come. */
+static int look_at_retriever(struct stepper *s)
 {
     if (s->record->kind != STEP_SPARSE)
         return 0;
-    return is_lost(s) ? -EPIPE : is_refused(s, now) ? -EDOM : 0;
+    tell_refused(s);
+    return is_lost(s) ? -EPIPE : 0;
 }
 
 /* Until the flag, the deadline, or the news that the sets of a sparse step never come. */
@@ -219,7 +229,7 @@ static int wait_or_lose(struct stepper *s, unsigned flag, int64_t begin)
     for (int64_t now = begin; r == -ETIMEDOUT && now < end; now = clock_now_ns(), spin = 0) {
         int64_t until = now + STEPPER_LOOK_NS;
         r = flag_wait(flag_at(s, flag), s->record->step, until < end ? until : end, spin);
-        int why = r == -ETIMEDOUT ? never_comes(s, clock_now_ns()) : 0;
+        int why = r == -ETIMEDOUT ? look_at_retriever(s) : 0;
         r = why ? why : r;
     }
     return r;
@@ -233,9 +243,6 @@ static int wait_end(struct stepper *s, int r, const char *what, struct err *err)
     s->times.waits_broken++;
     if (r == -EPIPE)
         return err_set(err, r, "retriever is gone, and step %u waits for its selections", s->record->step);
-    if (r == -EDOM)
-        return err_set(err, r, "retriever refused a sequence whose selections step %u waits for",
-                       s->record->step);
     if (r == -ECANCELED)
         return err_set(err, r, "step %u was broken off while it waited for the kvstore to %s",
                        s->record->step, what);
@@ -261,7 +268,7 @@ static int wait_beside(struct stepper *s, unsigned flag, const _Atomic uint32_t 
         stands = (int32_t)(atomic_load(arrived) - s->record->step) >= 0 ? now : 0;
         r = flag_wait(flag_at(s, flag), s->record->step, now + STEPPER_PEEK_NS, spin);
         now = clock_now_ns();
-        int why = r == -ETIMEDOUT ? never_comes(s, now) : 0;
+        int why = r == -ETIMEDOUT ? look_at_retriever(s) : 0;
         r = why ? why : r;
     }
     if (r == -ETIMEDOUT && stands)

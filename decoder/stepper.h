@@ -63,7 +63,7 @@ struct stepper_times { /* nanoseconds, summed */
 
 /* Sequences that the retriever refused, as one thread hears of them. The i-th stands at i mod
  * STEPPER_REFUSALS. */
-#define STEPPER_REFUSALS 64
+#define STEPPER_REFUSALS 256 /* many more than parts: messages of a turn are refused before one is heard of */
 struct stepper_refusals {
     atomic_uint count; /* raised behind the id */
     _Atomic uint64_t id[STEPPER_REFUSALS];
@@ -96,6 +96,10 @@ void stepper_free(struct stepper **stepper);
 /* Where hidden states go from now on, between steps; NULL: nowhere. Borrowed. */
 void stepper_export(struct stepper *s, struct export *export);
 
+/* Who is told, once or more, of a sequence that the retriever refused while a sparse step of it waits. The
+ * step goes on without it once the store has heard its CLOSE. */
+void stepper_on_refused(struct stepper *s, void (*refused)(void *arg, uint64_t id), void *arg);
+
 /* Takes over the resident set that the store proposes, if it is another: call between steps only. */
 void stepper_adopt_residents(struct stepper *s);
 
@@ -110,15 +114,15 @@ uint32_t stepper_dense_limit(const struct stepper *s, int sure);
 void stepper_post(struct stepper *s, const struct stepper_spec *spec);
 
 /* Computes the step posted last and chooses tokens; ret_verdicts [spec->count]. -ETIMEDOUT,
- * -ECANCELED (aborted), -EPIPE (the retriever was lost meanwhile), -EDOM (it refused a sequence of the
- * step) or -EPROTO: the step was dropped whole, no further one can be posted. */
+ * -ECANCELED (aborted), -EPIPE (the retriever was lost meanwhile) or -EPROTO: the step was dropped whole, no
+ * further one can be posted. */
 int stepper_run(struct stepper *s, const struct stepper_spec *spec, struct stepper_verdict *ret_verdicts,
                 struct err *err);
 
 /* One of attachment.losses has been dealt with; those that have not end a sparse step that waits. */
 void stepper_retriever_lost(struct stepper *s);
 
-/* The same for attachment.refusals: of a step with such a sequence the sets may never come. */
+/* The same for attachment.refusals: of those that have not a sparse step that waits tells. */
 void stepper_retriever_refused(struct stepper *s);
 
 const struct stepper_times *stepper_times(const struct stepper *s);

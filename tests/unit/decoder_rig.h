@@ -53,6 +53,7 @@ struct rig {
     bool keys_silent;
     struct export *export;                                   /* with rig_export: where hidden states go */
     void (*stepped)(struct rig *rig, const struct msg *msg); /* of each STEP; NULL: nothing but the checks */
+    void (*closing)(struct rig *rig, const struct msg *msg); /* of each CLOSE for the store; may be NULL */
     atomic_uint losses;                                      /* of the retriever */
     struct stepper_refusals refusals;                        /* the same */
 };
@@ -124,6 +125,8 @@ static inline void take(void *arg, enum scheduler_target target, const struct ms
         take_retriever(g, msg);
     else
         g->asked[g->asked_count++] = copy;
+    if (target == SCHEDULER_TO_STORE && msg->kind == MSG_CLOSE && g->closing)
+        g->closing(g, msg);
     mem_free(&copy.memory);
 }
 

@@ -264,27 +264,48 @@ static void test_retriever_lost(void **state)
     rig_close(&g);
 }
 
-/* The retriever refuses a sequence whose sets a step waits for: it ends with the cause, long before its
- * deadline. A refusal of another sequence ends nothing. */
+/* The store lets a sequence leave the step that waits for its set. */
+static void let_leave(struct rig *g, const struct msg *msg)
+{
+    atomic_store(&g->store.fault_sequence, g->index_used[0] == msg->id ? 0 : 1);
+    atomic_store(&g->store.fault, STORE_DROPS);
+    store_allow(&g->store, INT_MAX);
+}
+
+/* The retriever refuses a sequence whose sets a step waits for: it alone ends, with the retriever's words.
+ * The refusal of a sequence that is in no step ends nothing. */
 static void test_retriever_refuses(void **state)
 {
     (void)state;
     static struct rig g;
     rig_open(&g);
-    struct err err = {0};
     int64_t begin = clock_now_ns();
-    int r = 0;
-    ask(&g, 1, 1, PROMPT, plain(8, 0, 0));
+    struct msg refusal = {.kind = MSG_ERROR, .error = {.code = -EDOM, .text = "sequence: too bad"}};
     stepper_refused(&g.refusals, 77);
-    store_allow(&g.store, (PROMPT + CHUNK - 1) / CHUNK + 3); /* three sparse steps */
-    while (stepper_times(g.stepper)->sparse < 2)
-        turn(&g);
-    stepper_refused(&g.refusals, 1);
-    while ((r = scheduler_turn(g.scheduler, &err)) >= 0)
+    for (uint32_t mode = SELECTION_CURRENT; mode <= SELECTION_MIXED; mode++) {
+        uint32_t a = 2 * mode + 1, b = a + 1, closed = g.keys_closed;
+        atomic_store(&g.store.fault, STORE_SOUND);
+        g.closing = NULL;
+        ask(&g, a, a, PROMPT, plain(8, 0, mode));
+        ask(&g, b, b, PROMPT, plain(8, 0, mode));
+        while (g.results[b].count < 3)
+            turn(&g);
+        stepper_refused(&g.refusals, a);
+        store_allow(&g.store, 0);
+        g.closing = let_leave;
+        struct err err = {0};
+        assert_int_equal(scheduler_turn(g.scheduler, &err), 1);
+        assert_int_equal(g.keys_closed, closed + 1);
+        stepper_retriever_refused(g.stepper); /* the order that the refusal came by */
+        refusal.id = a;
+        scheduler_retriever(g.scheduler, &refusal);
         answer(&g);
-    assert_int_equal(r, -EDOM);
-    assert_int_equal(stepper_times(g.stepper)->sparse, 4);
-    assert_non_null(strstr(err.text, "retriever refused a sequence whose selections step "));
+        assert_int_equal(g.results[a].last.counters.steps, 123);
+        check_error(&g, a, -EDOM, "retriever: sequence: too bad");
+        atomic_store(&g.store.fault, STORE_SOUND);
+        finish(&g);
+        check_greedy(&g, b, b, PROMPT, 8);
+    }
     assert_true(clock_now_ns() - begin < STEPPER_WAIT_S * CLOCK_S / 2);
     rig_close(&g);
 }
