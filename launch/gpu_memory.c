@@ -7,32 +7,16 @@
 
 #include "proto/memory.h"
 
-static struct memory_gpu_head head_of(const struct model *model, const struct head *head)
+/* Of a head that is cut from the model. */
+static struct memory_gpu_head cut_sizes(const struct model_config *m)
 {
-    const struct model_config *m = model_config(model);
-    if (!head)
-        return (struct memory_gpu_head){.vocab = m->vocab,
-                                        .hidden = m->hidden,
-                                        .q_heads = m->q_heads,
-                                        .kv_heads = m->kv_heads,
-                                        .head_dim = m->head_dim,
-                                        .groups = 1,
-                                        .rope_dims = m->rope.dims};
-    const struct head_config *h = head_config(head);
-    struct memory_gpu_head ret = {.vocab = h->vocab,
-                                  .hidden = h->hidden,
-                                  .q_heads = h->q_heads,
-                                  .kv_heads = h->kv_heads,
-                                  .head_dim = h->head_dim,
-                                  .groups = h->groups,
-                                  .rope_dims = h->rope.dims,
-                                  .views = h->views,
-                                  .taps = h->taps,
-                                  .features = (uint64_t)h->feature_layer_count * h->feature_hidden,
-                                  .feature_input_norm = head_shared(head)->feature_input_norm.data != NULL};
-    for (uint32_t g = 0; g < h->groups; g++)
-        ret.head_norms += !!head_groups(head)[g].q_norm.data + !!head_groups(head)[g].k_norm.data;
-    return ret;
+    return (struct memory_gpu_head){.vocab = m->vocab,
+                                    .hidden = m->hidden,
+                                    .q_heads = m->q_heads,
+                                    .kv_heads = m->kv_heads,
+                                    .head_dim = m->head_dim,
+                                    .groups = 1,
+                                    .rope_dims = m->rope.dims};
 }
 
 /* The layout of the KV cache that model and head give. */
@@ -92,7 +76,7 @@ void gpu_memory_plan(const struct gpu_memory_load *load, uint64_t cap, struct gp
                                .workspace = decoder.workspace,
                                .tables = decoder.tables + memory_gpu_tables(&layout, &steps)};
     if (load->with_retriever) {
-        struct memory_gpu_head head = head_of(load->model, load->head);
+        struct memory_gpu_head head = load->head ? head_sizes(load->head) : cut_sizes(m);
         struct memory_gpu_retriever retriever;
         memory_gpu_retriever(&head, load->context, load->sequences, MEMORY_GPU_WORK, &retriever);
         ret->retriever_weights = retriever.weights;

@@ -309,3 +309,22 @@ struct hash128 head_fingerprint(const struct head *head)
 {
     return head->fingerprint;
 }
+
+struct memory_gpu_head head_sizes(const struct head *head)
+{
+    const struct head_config *h = &head->config;
+    struct memory_gpu_head ret = {.vocab = h->vocab,
+                                  .hidden = h->hidden,
+                                  .q_heads = h->q_heads,
+                                  .kv_heads = h->kv_heads,
+                                  .head_dim = h->head_dim,
+                                  .groups = h->groups,
+                                  .rope_dims = h->rope.dims,
+                                  .views = h->views,
+                                  .taps = h->taps,
+                                  .features = (uint64_t)h->feature_layer_count * h->feature_hidden,
+                                  .feature_input_norm = head->shared.feature_input_norm.data != NULL};
+    for (uint32_t g = 0; g < h->groups; g++)
+        ret.head_norms += !!head->groups[g].q_norm.data + !!head->groups[g].k_norm.data;
+    return ret;
+}

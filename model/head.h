@@ -34,6 +34,7 @@
 #include "base/hash.h"
 #include "model/calibration.h"
 #include "model/model.h"
+#include "proto/memory_gpu.h"
 
 #define HEAD_GROUPS_MAX         16u
 #define HEAD_VIEWS_MAX          16u
@@ -98,6 +99,9 @@ const struct head_shared *head_shared(const struct head *head);
 const char *head_path(const struct head *head);
 const char *head_pool_name(enum head_pool pool);             /* "max", "mean" */
 const char *head_features_name(enum head_features features); /* "none", "target", "context" */
+
+/* For the arithmetic of what it takes on a GPU. */
+struct memory_gpu_head head_sizes(const struct head *head);
 
 /* Names the head for caches and peers: all metadata that is used, and all weights. */
 struct hash128 head_fingerprint(const struct head *head);

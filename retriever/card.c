@@ -304,27 +304,6 @@ static int upload(struct card *c, const struct card_options *o, struct err *err)
     return err_prefix(err, rc, "GPU %s: upload of the head", c->api->info(c->gpu)->uuid);
 }
 
-/* For the arithmetic of memory_gpu.h. */
-static struct memory_gpu_head sizes_of(const struct card *c, const struct head *head)
-{
-    const struct head_config *h = c->config;
-    const struct head_group *groups = head_groups(head);
-    struct memory_gpu_head ret = {.vocab = h->vocab,
-                                  .hidden = h->hidden,
-                                  .q_heads = h->q_heads,
-                                  .kv_heads = h->kv_heads,
-                                  .head_dim = h->head_dim,
-                                  .groups = h->groups,
-                                  .rope_dims = h->rope.dims,
-                                  .views = c->views,
-                                  .taps = c->taps,
-                                  .features = c->features.inputs,
-                                  .feature_input_norm = head_shared(head)->feature_input_norm.data != NULL};
-    for (uint32_t g = 0; g < h->groups; g++)
-        ret.head_norms += !!groups[g].q_norm.data + !!groups[g].k_norm.data;
-    return ret;
-}
-
 /* What follows on scores goes first: it is short, and the scores' many blocks would fill the card before. */
 static int make_streams(struct card *c, struct err *err)
 {
@@ -353,7 +332,7 @@ int card_create(const struct card_options *o, struct card **ret_card, struct err
     c->taps = context ? c->config->taps : 1;
     c->inputs = c->views * c->config->hidden;
     c->features.inputs = card_features_inputs(c->config);
-    struct memory_gpu_head head = sizes_of(c, o->head);
+    struct memory_gpu_head head = head_sizes(o->head);
     memory_gpu_retriever(&head, o->context, o->sequences, o->work_bytes ? o->work_bytes : MEMORY_GPU_WORK,
                          &c->sizes);
     c->scratch.topk = mem_alloc(o->context, sizeof *c->scratch.topk);

@@ -37,7 +37,7 @@ static const struct {
     {"base", ""},
     {"proto", "base"},
     {"link", "base proto"},
-    {"model", "base"},
+    {"model", "base proto"},
     {"compute", "base"},
     {"kvstore", "base proto link compute"},
     {"retriever", "base proto link model compute"},
