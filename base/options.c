@@ -87,6 +87,8 @@ static int parse_value(const struct option_entry *o, const char *text, void *val
     case OPTION_FLAG:
         *(bool *)at = true;
         return 0;
+    case OPTION_WORDS:
+        break;
     }
     return -EINVAL;
 }
@@ -119,7 +121,7 @@ static void describe(const struct option_entry *o, char *ret, size_t bytes)
 static const struct option_entry *find_name(const struct option_entry *table, const char *name, size_t length)
 {
     for (const struct option_entry *o = table; o->name; o++)
-        if (strlen(o->name) == length && !memcmp(o->name, name, length))
+        if (o->kind != OPTION_WORDS && strlen(o->name) == length && !memcmp(o->name, name, length))
             return o;
     return NULL;
 }
@@ -154,8 +156,27 @@ static int refuse(const struct option_entry *o, const char *argument, struct err
     return err_set(err, -EINVAL, "--%s: found '%s', expected %s", o->name, argument, expected);
 }
 
+/* To the front, behind those before it. */
+static void take_word(struct option_words *words, char **from)
+{
+    char *word = *from, **to = words->at + words->count++;
+    memmove(to + 1, to, (size_t)(from - to) * sizeof *to);
+    *to = word;
+}
+
+static struct option_words *find_words(const struct option_entry *table, char **argv, void *values)
+{
+    while (table->name && table->kind != OPTION_WORDS)
+        table++;
+    struct option_words *words = table->name ? (void *)((char *)values + table->at) : NULL;
+    if (words)
+        *words = (struct option_words){argv + 1, 0};
+    return words;
+}
+
 int options_parse(const struct option_entry *table, int argc, char **argv, void *values, struct err *err)
 {
+    struct option_words *words = find_words(table, argv, values);
     for (const struct option_entry *o = table; o->name; o++)
         if (o->initial)
             CHECK(!parse_value(o, o->initial, values));
@@ -165,6 +186,10 @@ int options_parse(const struct option_entry *table, int argc, char **argv, void 
         if (texts && argv[i][0] != '-') {
             if (parse_value(texts, argv[i], values))
                 return refuse(texts, argv[i], err);
+            continue;
+        }
+        if (words && argv[i][0] != '-') {
+            take_word(words, argv + i);
             continue;
         }
         if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h"))

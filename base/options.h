@@ -19,12 +19,18 @@ enum option_kind {
     OPTION_SIZE,   /* uint64_t bytes, as parse_size reads them */
     OPTION_FLAG,   /* bool: true when the option stands there; takes no argument */
     OPTION_CHOICE, /* uint32_t, or an enum that counts from 0: index into `choices` */
+    OPTION_WORDS,  /* struct option_words: what is no option, wherever it stands; name "", no group */
 };
 
 #define OPTION_TEXTS_MAX 64u
 
 struct option_texts {
     const char *at[OPTION_TEXTS_MAX];
+    uint32_t count;
+};
+
+struct option_words {
+    char **at; /* into argv, which is put into another order */
     uint32_t count;
 };
 

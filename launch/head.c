@@ -6,7 +6,6 @@
 #include "launch/head.h"
 
 #include <errno.h>
-#include <getopt.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -14,10 +13,9 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/parse.h"
+#include "base/options.h"
 #include "compute/compute.h"
 #include "launch/head_import.h"
-#include "launch/option_word.h"
 #include "model/head.h"
 
 enum { TILE_ROWS = 256, EXIT_USAGE = 2 };
@@ -181,30 +179,61 @@ static void print_head(const struct head *head)
     }
 }
 
-static const char usage[] =
-    "usage: specontext head bootstrap -m MODEL -o HEAD [--layer N] [--groups G] [--pool max|mean]\n"
-    "       specontext head import DIR [-m MODEL] [-o HEAD] [--features none|target]\n"
-    "                              [--embedding auto|own|model] [--trained-context N] [--pool max|mean]\n"
-    "       specontext head inspect [-m MODEL] HEAD\n"
-    "\n"
-    "bootstrap  makes a retrieval head of the model's own layers\n"
-    "  -m, --model MODEL  GGUF file\n"
-    "  -o, --output HEAD  safetensors file to write\n"
-    "      --layer N      layer to take it from (default: 0, whose input is the embedding itself)\n"
-    "      --groups G     layer groups, each with a selection of its own (default: 1)\n"
-    "      --pool KIND    how query heads of a group are pooled: max, mean (default: mean)\n"
-    "import     makes a retrieval head of an EAGLE-3 draft model: a folder with config.json and\n"
-    "           model.safetensors or pytorch_model.bin, of EAGLE, SpecForge, AngelSlim or speculators\n"
-    "  -m, --model MODEL  the model it drafts for; without it the folder is only looked at\n"
-    "  -o, --output HEAD  (default: DIR/" HEAD_IMPORT_FILE ")\n"
-    "      --features F   none: the projections' embedding half (default); target: also what they make\n"
-    "                     of the model's hidden states, which the decoder hands over\n"
-    "      --embedding E  auto: the model's, unless the draft model has another (default); own; model\n"
-    "      --trained-context N  positions of its training, beyond which YaRN stretches it (default: 2048,\n"
-    "                     or what the draft model's own rope scaling spans)\n"
-    "      --pool KIND    max (default) or mean\n"
-    "inspect    prints what a head file holds\n"
-    "  -m, --model MODEL  also check that it fits this model\n";
+struct head_options {
+    const char *model, *out;
+    struct option_words words;
+    uint32_t layer, groups, pool, features, embedding, trained_context;
+};
+
+#define AT(field) .at = offsetof(struct head_options, field)
+
+#define BOOTSTRAP "bootstrap -m MODEL -o HEAD: makes a retrieval head of the model's own layers"
+#define IMPORT                                                                                     \
+    "import DIR: makes a retrieval head of an EAGLE-3 draft model, a folder with config.json and " \
+    "model.safetensors\nor pytorch_model.bin, of EAGLE, SpecForge, AngelSlim or speculators"
+#define INSPECT "inspect HEAD: prints what a head file holds"
+
+/* A table reads best as rows. */
+/* clang-format off */
+static const struct option_entry bootstrap_table[] = {
+    {.name = "", .kind = OPTION_WORDS, AT(words)},
+    {.name = "model", .letter = 'm', .kind = OPTION_TEXT, AT(model), .argument = "MODEL", .group = BOOTSTRAP,
+     .text = "the model"},
+    {.name = "output", .letter = 'o', .kind = OPTION_TEXT, AT(out), .argument = "HEAD", .group = BOOTSTRAP,
+     .text = "safetensors file to write"},
+    {.name = "layer", .kind = OPTION_UINT, AT(layer), .argument = "N", .initial = "0",
+     .most = MODEL_LAYERS_MAX, .group = BOOTSTRAP,
+     .text = "layer to take it from; the input of 0 is the embedding itself"},
+    {.name = "groups", .kind = OPTION_UINT, AT(groups), .argument = "G", .initial = "1", .least = 1,
+     .most = HEAD_GROUPS_MAX, .group = BOOTSTRAP, .text = "layer groups, each with a selection of its own"},
+    {.name = "pool", .kind = OPTION_CHOICE, AT(pool), .argument = "KIND", .initial = "mean",
+     .choices = "max|mean", .group = BOOTSTRAP, .text = "how query heads of a group are pooled"},
+    {0}};
+
+static const struct option_entry import_table[] = {
+    {.name = "", .kind = OPTION_WORDS, AT(words)},
+    {.name = "model", .letter = 'm', .kind = OPTION_TEXT, AT(model), .argument = "MODEL", .group = IMPORT,
+     .text = "the model it drafts for; without it the folder is only looked at"},
+    {.name = "output", .letter = 'o', .kind = OPTION_TEXT, AT(out), .argument = "HEAD", .group = IMPORT,
+     .text = "file to write (default: DIR/" HEAD_IMPORT_FILE ")"},
+    {.name = "features", .kind = OPTION_CHOICE, AT(features), .argument = "F", .initial = "none",
+     .choices = "none|target", .group = IMPORT,
+     .text = "what the head reads beside the embedding"},
+    {.name = "embedding", .kind = OPTION_CHOICE, AT(embedding), .argument = "E", .initial = "auto",
+     .choices = "auto|own|model", .group = IMPORT, .text = "auto: the model's, unless it has another"},
+    {.name = "trained-context", .kind = OPTION_UINT, AT(trained_context), .argument = "N", .least = 1,
+     .most = HEAD_CONTEXT_MAX, .group = IMPORT,
+     .text = "positions of its training (default: 2048, or what its own rope scaling spans)"},
+    {.name = "pool", .kind = OPTION_CHOICE, AT(pool), .argument = "KIND", .initial = "max",
+     .choices = "max|mean", .group = IMPORT, .text = "how query heads of a group are pooled"},
+    {0}};
+
+static const struct option_entry inspect_table[] = {
+    {.name = "", .kind = OPTION_WORDS, AT(words)},
+    {.name = "model", .letter = 'm', .kind = OPTION_TEXT, AT(model), .argument = "MODEL", .group = INSPECT,
+     .text = "also check that it fits this model"},
+    {0}};
+/* clang-format on */
 
 static int usage_error(const char *what, const char *value)
 {
@@ -219,133 +248,49 @@ static int failure(const struct err *err)
     return EXIT_FAILURE;
 }
 
-enum {
-    OPTION_LAYER = 256,
-    OPTION_GROUPS,
-    OPTION_POOL,
-    OPTION_FEATURES,
-    OPTION_EMBEDDING,
-    OPTION_TRAINED_CONTEXT
-};
-
-static const struct option options[] = {{"model", required_argument, NULL, 'm'},
-                                        {"output", required_argument, NULL, 'o'},
-                                        {"layer", required_argument, NULL, OPTION_LAYER},
-                                        {"groups", required_argument, NULL, OPTION_GROUPS},
-                                        {"pool", required_argument, NULL, OPTION_POOL},
-                                        {"features", required_argument, NULL, OPTION_FEATURES},
-                                        {"embedding", required_argument, NULL, OPTION_EMBEDDING},
-                                        {"trained-context", required_argument, NULL, OPTION_TRAINED_CONTEXT},
-                                        {"help", no_argument, NULL, 'h'},
-                                        {0}};
-
-/* Place of the option's value in a list that NULL ends; -1: not there. */
-static int place_of(const char *const *names)
-{
-    for (int i = 0; names[i]; i++)
-        if (!strcmp(optarg, names[i]))
-            return i;
-    return -1;
-}
-
-static const char *const features_names[] = {"none", "target", NULL};        /* enum head_features */
-static const char *const embedding_names[] = {"auto", "own", "model", NULL}; /* enum eagle_embedding */
-
-/* One option of import alone; as take_option. */
-static int take_import_option(struct head_import *i, int option)
-{
-    int place;
-    switch (option) {
-    case OPTION_FEATURES:
-        if ((place = place_of(features_names)) < 0)
-            return usage_error("--features wants none or target, found", optarg) + 1;
-        i->options.features = (enum head_features)place;
-        return 0;
-    case OPTION_EMBEDDING:
-        if ((place = place_of(embedding_names)) < 0)
-            return usage_error("--embedding wants auto, own or model, found", optarg) + 1;
-        i->options.embedding = (enum eagle_embedding)place;
-        return 0;
-    default:
-        if (parse_u32(optarg, 1, HEAD_CONTEXT_MAX, &i->options.trained_context) < 0)
-            return usage_error("--trained-context wants a number of positions, found", optarg) + 1;
-        return 0;
-    }
-}
-
-/* One option into `b` and `i`; 0, or the exit code plus one, so that --help ends well. */
-static int take_option(struct bootstrap *b, struct head_import *i, int option, char *const *argv)
-{
-    uint32_t value = 0;
-    char text[OPTION_WORD_BYTES];
-    switch (option) {
-    case 'm':
-        i->model_path = b->model_path = optarg;
-        return 0;
-    case 'o':
-        i->out_path = b->out_path = optarg;
-        return 0;
-    case OPTION_FEATURES:
-    case OPTION_EMBEDDING:
-    case OPTION_TRAINED_CONTEXT:
-        return take_import_option(i, option);
-    case OPTION_LAYER:
-        if (parse_u32(optarg, 0, MODEL_LAYERS_MAX, &value) < 0)
-            return usage_error("--layer wants a layer's number, found", optarg) + 1;
-        b->layer = (uint32_t)value;
-        return 0;
-    case OPTION_GROUPS:
-        if (parse_u32(optarg, 1, HEAD_GROUPS_MAX, &value) < 0)
-            return usage_error("--groups wants a number from 1 to 16, found", optarg) + 1;
-        b->groups = value;
-        return 0;
-    case OPTION_POOL:
-        if (strcmp(optarg, "max") != 0 && strcmp(optarg, "mean") != 0)
-            return usage_error("--pool wants max or mean, found", optarg) + 1;
-        i->options.pool = b->pool = strcmp(optarg, "max") == 0 ? HEAD_POOL_MAX : HEAD_POOL_MEAN;
-        return 0;
-    case 'h':
-        fputs(usage, stdout);
-        return EXIT_SUCCESS + 1;
-    default:
-        option_word(argv, option, text);
-        return usage_error(text, NULL) + 1;
-    }
-}
-
-static int run_bootstrap(const struct bootstrap *b, const char *extra)
+static int run_bootstrap(const struct head_options *o)
 {
     struct err err = {0};
-    if (extra)
-        return usage_error("bootstrap takes no further argument, found", extra);
-    if (!b->model_path || !b->out_path)
-        return usage_error(b->model_path ? "bootstrap needs -o HEAD" : "bootstrap needs -m MODEL", NULL);
-    if (bootstrap(b, &err) < 0)
+    struct bootstrap b = {o->model, o->out, o->layer, o->groups, (enum head_pool)o->pool};
+    if (o->words.count)
+        return usage_error("bootstrap takes no further argument, found", o->words.at[0]);
+    if (!o->model || !o->out)
+        return usage_error(o->model ? "bootstrap needs -o HEAD" : "bootstrap needs -m MODEL", NULL);
+    if (bootstrap(&b, &err) < 0)
         return failure(&err);
-    printf("%s\n", b->out_path);
+    printf("%s\n", o->out);
     return EXIT_SUCCESS;
 }
 
-static int run_import(struct head_import *i, const char *folder, const char *extra)
+static int run_import(const struct head_options *o)
 {
     struct err err = {0};
-    if (!folder || extra)
-        return usage_error(folder ? "import takes one folder, found also" : "import needs a folder", extra);
-    if (i->out_path && !i->model_path)
+    struct head_import i = {.model_path = o->model,
+                            .out_path = o->out,
+                            .options = {.features = (enum head_features)o->features,
+                                        .embedding = (enum eagle_embedding)o->embedding,
+                                        .trained_context = o->trained_context,
+                                        .pool = (enum head_pool)o->pool}};
+    if (o->words.count != 1)
+        return usage_error(o->words.count ? "import takes one folder, found also" : "import needs a folder",
+                           o->words.count ? o->words.at[1] : NULL);
+    if (o->out && !o->model)
         return usage_error("import needs -m MODEL to write a head", NULL);
-    i->folder = folder;
-    return head_import(i, &err) < 0 ? failure(&err) : EXIT_SUCCESS;
+    i.folder = o->words.at[0];
+    return head_import(&i, &err) < 0 ? failure(&err) : EXIT_SUCCESS;
 }
 
-static int run_inspect(const struct bootstrap *b, const char *path, const char *extra)
+static int run_inspect(const struct head_options *o)
 {
     struct err err = {0};
     struct model *model = NULL;
     struct head *head = NULL;
-    if (!path || extra)
-        return usage_error(path ? "inspect takes one file, found also" : "inspect needs a HEAD file", extra);
-    if ((b->model_path && model_open(b->model_path, &model, &err) < 0) ||
-        head_open(path, model, &head, &err) < 0) {
+    if (o->words.count != 1)
+        return usage_error(o->words.count ? "inspect takes one file, found also"
+                                          : "inspect needs a HEAD file",
+                           o->words.count ? o->words.at[1] : NULL);
+    if ((o->model && model_open(o->model, &model, &err) < 0) ||
+        head_open(o->words.at[0], model, &head, &err) < 0) {
         model_free(&model);
         return failure(&err);
     }
@@ -355,25 +300,37 @@ static int run_inspect(const struct bootstrap *b, const char *path, const char *
     return EXIT_SUCCESS;
 }
 
+static const struct {
+    const char *name;
+    const struct option_entry *table;
+    int (*run)(const struct head_options *options);
+} commands[] = {{"bootstrap", bootstrap_table, run_bootstrap},
+                {"import", import_table, run_import},
+                {"inspect", inspect_table, run_inspect}};
+
+enum { COMMANDS = sizeof commands / sizeof *commands };
+
+static int help(void)
+{
+    puts("Usage: specontext head bootstrap|import|inspect [options]");
+    for (int i = 0; i < COMMANDS; i++)
+        options_help(commands[i].table, stdout);
+    return EXIT_SUCCESS;
+}
+
 int head_main(int argc, char **argv)
 {
-    struct bootstrap b = {.groups = 1, .pool = HEAD_POOL_MEAN};
-    struct head_import i = {.options = {.pool = HEAD_POOL_MAX}};
-    int option;
-    optind = 0; /* the caller's own options were parsed with getopt as well */
-    while ((option = getopt_long(argc, argv, ":m:o:h", options, NULL)) != -1) {
-        int end = take_option(&b, &i, option, argv);
-        if (end)
-            return end - 1;
-    }
-    char **words = argv + optind;
-    if (!words[0])
+    struct head_options o = {0};
+    struct err err = {0};
+    int i = 0;
+    if (argc < 2)
         return usage_error("which: bootstrap, import or inspect?", NULL);
-    if (!strcmp(words[0], "bootstrap"))
-        return run_bootstrap(&b, words[1]);
-    if (!strcmp(words[0], "import"))
-        return run_import(&i, words[1], words[1] ? words[2] : NULL);
-    if (!strcmp(words[0], "inspect"))
-        return run_inspect(&b, words[1], words[1] ? words[2] : NULL);
-    return usage_error("no such sub-command", words[0]);
+    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))
+        return help();
+    while (i < COMMANDS && strcmp(argv[1], commands[i].name) != 0)
+        i++;
+    if (i == COMMANDS)
+        return usage_error("no such sub-command", argv[1]);
+    int r = options_parse(commands[i].table, argc - 1, argv + 1, &o, &err);
+    return r == 1 ? help() : r < 0 ? usage_error(err.text, NULL) : commands[i].run(&o);
 }

@@ -3,7 +3,6 @@
 #include "launch/inspect.h"
 
 #include <errno.h>
-#include <getopt.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <limits.h>
@@ -11,9 +10,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/parse.h"
+#include "base/options.h"
 #include "launch/head_cache.h"
-#include "launch/option_word.h"
 #include "link/figures.h"
 #include "model/chat.h"
 #include "model/head.h"
@@ -23,13 +21,26 @@
 
 #define KV_BYTES 2u /* of an element: the store keeps float16 */
 
-static const char usage[] = "usage: specontext inspect MODEL [--json] [--memory SIZE]\n"
-                            "\n"
-                            "Checks a model (GGUF file or Hugging Face folder) and prints what it is.\n"
-                            "\n"
-                            "      --memory SIZE   whether weights and KV of one full context fit this much; "
-                            "exit code 1 when they do not\n"
-                            "      --json          a JSON object\n";
+struct inspect_options {
+    const char *model;
+    struct option_words words;
+    uint64_t memory;
+    bool json;
+};
+
+#define AT(field) .at = offsetof(struct inspect_options, field)
+
+/* A table reads best as rows. */
+/* clang-format off */
+static const struct option_entry table[] = {
+    {.name = "", .kind = OPTION_WORDS, AT(words)},
+    {.name = "model", .letter = 'm', .kind = OPTION_TEXT, AT(model), .argument = "MODEL"}, /* as the word */
+    {.name = "memory", .kind = OPTION_SIZE, AT(memory), .argument = "SIZE", .initial = "0",
+     .group = "Options",
+     .text = "exit code 1 when weights and KV of one full context do not fit; 0: not asked"},
+    {.name = "json", .kind = OPTION_FLAG, AT(json), .group = "Options", .text = "a JSON object"},
+    {0}};
+/* clang-format on */
 
 struct facts {
     const struct model *model;
@@ -291,48 +302,32 @@ static int usage_error(const char *what)
     return 2;
 }
 
-enum { OPT_MEMORY = 256, OPT_JSON };
-
 int inspect_main(int argc, char **argv)
 {
-    static const struct option options[] = {{"memory", required_argument, NULL, OPT_MEMORY},
-                                            {"json", no_argument, NULL, OPT_JSON},
-                                            {"model", required_argument, NULL, 'm'},
-                                            {"help", no_argument, NULL, 'h'},
-                                            {0}};
-    struct facts f = {0};
+    struct inspect_options o = {0};
     struct model *model = NULL;
     struct err err = {0};
-    const char *path = NULL;
-    bool json = false;
-    int opt;
-    optind = 0; /* another command of this process may have used getopt */
-    while ((opt = getopt_long(argc, argv, ":m:h", options, NULL)) != -1) {
-        if (opt == OPT_MEMORY && (parse_size(optarg, &f.memory) < 0 || f.memory == 0))
-            return usage_error("--memory: expected a size such as 24G");
-        if (opt == 'h') {
-            fputs(usage, stdout);
-            return 0;
-        }
-        if (opt == '?' || opt == ':') {
-            char text[OPTION_WORD_BYTES];
-            option_word(argv, opt, text);
-            return usage_error(text);
-        }
-        json |= opt == OPT_JSON;
-        path = opt == 'm' ? optarg : path;
+    int r = options_parse(table, argc, argv, &o, &err);
+    if (r == 1) {
+        puts("Usage: specontext inspect MODEL [options]\n\nChecks a model (GGUF file or Hugging Face folder) "
+             "and "
+             "prints what it is.");
+        options_help(table, stdout);
+        return 0;
     }
-    if (!path && optind < argc)
-        path = argv[optind++];
-    if (!path || optind < argc)
+    if (r < 0)
+        return usage_error(err.text);
+    const char *path = o.model ? o.model : o.words.count ? o.words.at[0] : NULL;
+    if (!path || o.words.count > !o.model)
         return usage_error(path ? "found more than one model" : "MODEL is missing");
+    struct facts f = {.memory = o.memory};
     if (model_open(path, &model, &err) < 0) {
         fprintf(stderr, "specontext inspect: %s\n", err.text);
         return 1;
     }
     f.model = model;
     gather(&f);
-    int code = json ? print_json(&f) : print_table(&f);
+    int code = o.json ? print_json(&f) : print_table(&f);
     head_free(&f.head);
     tokenizer_free(&f.tokenizer);
     model_free(&model);

@@ -3,19 +3,18 @@
 #include "launch/plan.h"
 
 #include <errno.h>
-#include <getopt.h>
 #include <jansson.h>
 #include <limits.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/parse.h"
+#include "base/options.h"
 #include "launch/gpu_memory.h"
 #include "launch/gpu_probe.h"
 #include "launch/head_cache.h"
-#include "launch/option_word.h"
 #include "model/head.h"
 #include "model/model.h"
 #include "proto/memory.h"
@@ -24,161 +23,67 @@ struct plan {
     const char *model_path, *head_path;
     const char *device;           /* whose context is measured; NULL: an allowance */
     const char *retriever_device; /* NULL: the same card */
-    int exact, json;
+    enum { PLAN_EXACT, PLAN_PAPER } kind;
+    bool json;
     uint64_t memory_bytes;   /* exact: of the KV cache */
     uint64_t gpu_bytes;      /* of the whole card; 0: not given */
     struct gpu_memory terms; /* exact, with gpu_bytes */
     uint32_t requests, budget, context, slots;
     uint32_t ctx_size, sequence_context; /* given, 0: not; in force */
-    double model_bytes, head_bytes;
+    uint64_t model_bytes, head_bytes;
     uint32_t layers, q_heads, kv_heads, head_dim;
 };
 
-static const char usage_text[] =
-    "usage: specontext plan (-m MODEL | --layers N --heads N --kv-heads N --head-dim N --model-bytes BYTES)\n"
-    "                       --device-memory SIZE --requests R --budget B --context S [options]\n"
-    "\n"
-    "How long the context of R concurrent requests may grow before one more run of layers has to be "
-    "offloaded.\n"
-    "\n"
-    "load\n"
-    "      --device-memory SIZE   memory to plan for: exact: KV memory; paper: the whole GPU\n"
-    "      --gpu-memory SIZE  the whole GPU; exact (with -m): less what everything else takes on it\n"
-    "      --device NAME      ask this GPU what a process takes on it (default: an allowance)\n"
-    "      --retriever-device NAME   where the retriever is: cpu or another GPU takes it off this one\n"
-    "      --requests R       concurrent requests (default 1)\n"
-    "      --budget B         positions attended (default 2048)\n"
-    "      --context S        positions a request will have, marked in the table (default: the model's "
-    "context)\n"
-    "  -c, --ctx-size N       positions that a sequence may have, as given to run (default: the model's)\n"
-    "      --slots N          slots a row head (default: 1.5 x budget; exact only)\n"
-    "model\n"
-    "  -m, --model FILE       shape and bytes from a model file\n"
-    "      --layers, --heads, --kv-heads, --head-dim N; --model-bytes BYTES   shape and bytes by hand\n"
-    "      --head-bytes BYTES retrieval head (default 0; paper only)\n"
-    "  -H, --head FILE        the retrieval head's file (default: as run takes it; --gpu-memory only)\n"
-    "memory model\n"
-    "      --memory-model paper|exact   the paper's formula (erratum mended), or what our processes "
-    "allocate\n"
-    "                         (default exact)\n"
-    "output\n"
-    "      --json             JSON instead of a table\n";
+#define AT(field) .at = offsetof(struct plan, field)
 
-enum {
-    OPT_MEMORY = 256,
-    OPT_GPU_MEMORY,
-    OPT_DEVICE,
-    OPT_RETRIEVER_DEVICE,
-    OPT_REQUESTS,
-    OPT_BUDGET,
-    OPT_CONTEXT,
-    OPT_SLOTS,
-    OPT_LAYERS,
-    OPT_HEADS,
-    OPT_KV_HEADS,
-    OPT_HEAD_DIM,
-    OPT_MODEL_BYTES,
-    OPT_HEAD_BYTES,
-    OPT_MEMORY_MODEL,
-    OPT_JSON
-};
+#define LOAD   "Load"
+#define SHAPE  "Model"
+#define OUTPUT "Output"
 
-static const struct option long_options[] = {
-    {"model", required_argument, NULL, 'm'},
-    {"device-memory", required_argument, NULL, OPT_MEMORY},
-    {"gpu-memory", required_argument, NULL, OPT_GPU_MEMORY},
-    {"device", required_argument, NULL, OPT_DEVICE},
-    {"retriever-device", required_argument, NULL, OPT_RETRIEVER_DEVICE},
-    {"head", required_argument, NULL, 'H'},
-    {"requests", required_argument, NULL, OPT_REQUESTS},
-    {"budget", required_argument, NULL, OPT_BUDGET},
-    {"context", required_argument, NULL, OPT_CONTEXT},
-    {"ctx-size", required_argument, NULL, 'c'},
-    {"slots", required_argument, NULL, OPT_SLOTS},
-    {"layers", required_argument, NULL, OPT_LAYERS},
-    {"heads", required_argument, NULL, OPT_HEADS},
-    {"kv-heads", required_argument, NULL, OPT_KV_HEADS},
-    {"head-dim", required_argument, NULL, OPT_HEAD_DIM},
-    {"model-bytes", required_argument, NULL, OPT_MODEL_BYTES},
-    {"head-bytes", required_argument, NULL, OPT_HEAD_BYTES},
-    {"memory-model", required_argument, NULL, OPT_MEMORY_MODEL},
-    {"json", no_argument, NULL, OPT_JSON},
-    {"help", no_argument, NULL, 'h'},
-    {0},
-};
-
-/* Options that are whole numbers. */
-static const struct number {
-    int opt;
-    uint32_t most; /* from 1 on */
-    size_t at;
-} numbers[] = {{OPT_REQUESTS, 1 << 20, offsetof(struct plan, requests)},
-               {OPT_BUDGET, LIMIT_CONTEXT, offsetof(struct plan, budget)},
-               {OPT_CONTEXT, LIMIT_CONTEXT, offsetof(struct plan, context)},
-               {'c', LIMIT_CONTEXT, offsetof(struct plan, ctx_size)},
-               {OPT_SLOTS, LIMIT_CONTEXT, offsetof(struct plan, slots)},
-               {OPT_LAYERS, LIMIT_LAYERS, offsetof(struct plan, layers)},
-               {OPT_HEADS, 1024, offsetof(struct plan, q_heads)},
-               {OPT_KV_HEADS, LIMIT_ROW_HEADS, offsetof(struct plan, kv_heads)},
-               {OPT_HEAD_DIM, 1024, offsetof(struct plan, head_dim)}};
-
-static const char *option_name(int opt)
-{
-    const struct option *o = long_options;
-    while (o->val != opt)
-        o++;
-    return o->name;
-}
-
-/* Takes the option's value. Where it cannot be one `ret_expected` says what can. */
-static int set_option(struct plan *p, int opt, const char *value, char ret_expected[OPTION_WORD_BYTES])
-{
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
-        if (numbers[i].opt == opt) {
-            snprintf(ret_expected, OPTION_WORD_BYTES, "1 to %u", numbers[i].most);
-            return parse_u32(value, 1, numbers[i].most, (uint32_t *)((char *)p + numbers[i].at));
-        }
-    const char *expected = "a size such as 24G";
-    int r = 0;
-    switch (opt) {
-    case 'm':
-        p->model_path = value;
-        break;
-    case 'H':
-        p->head_path = value;
-        break;
-    case OPT_MEMORY:
-        r = parse_size(value, &p->memory_bytes);
-        break;
-    case OPT_GPU_MEMORY:
-        r = parse_size(value, &p->gpu_bytes);
-        break;
-    case OPT_DEVICE:
-        p->device = value;
-        expected = "cuda, cuda:N or GPU-UUID";
-        r = gpu_named(value) ? 0 : -EINVAL;
-        break;
-    case OPT_RETRIEVER_DEVICE:
-        p->retriever_device = value;
-        expected = "cpu, cuda, cuda:N or GPU-UUID";
-        r = gpu_named(value) || !strcmp(value, "cpu") ? 0 : -EINVAL;
-        break;
-    case OPT_MODEL_BYTES:
-    case OPT_HEAD_BYTES:
-        expected = "0 to 1e15";
-        r = parse_double(value, 0, 1e15, opt == OPT_MODEL_BYTES ? &p->model_bytes : &p->head_bytes);
-        break;
-    case OPT_MEMORY_MODEL:
-        p->exact = !strcmp(value, "exact");
-        expected = "exact or paper";
-        r = p->exact || !strcmp(value, "paper") ? 0 : -EINVAL;
-        break;
-    default:
-        p->json = 1;
-    }
-    snprintf(ret_expected, OPTION_WORD_BYTES, "%s", expected);
-    return r;
-}
+/* A table reads best as rows. */
+/* clang-format off */
+static const struct option_entry table[] = {
+    {.name = "device-memory", .kind = OPTION_SIZE, AT(memory_bytes), .argument = "SIZE", .group = LOAD,
+     .text = "memory to plan for; exact: KV memory, paper: the whole GPU"},
+    {.name = "gpu-memory", .kind = OPTION_SIZE, AT(gpu_bytes), .argument = "SIZE", .group = LOAD,
+     .text = "the whole GPU; exact (with -m): less what everything else takes on it"},
+    {.name = "device", .kind = OPTION_TEXT, AT(device), .argument = "NAME", .group = LOAD,
+     .text = "ask this GPU what a process takes on it (default: an allowance)"},
+    {.name = "retriever-device", .kind = OPTION_TEXT, AT(retriever_device), .argument = "NAME", .group = LOAD,
+     .text = "where the retriever is: cpu or another GPU takes it off this one"},
+    {.name = "requests", .kind = OPTION_UINT, AT(requests), .argument = "R", .initial = "1", .least = 1,
+     .most = 1 << 20, .group = LOAD, .text = "concurrent requests"},
+    {.name = "budget", .kind = OPTION_UINT, AT(budget), .argument = "B", .initial = "2048", .least = 1,
+     .most = LIMIT_CONTEXT, .group = LOAD, .text = "positions attended"},
+    {.name = "context", .kind = OPTION_UINT, AT(context), .argument = "S", .least = 1, .most = LIMIT_CONTEXT,
+     .group = LOAD, .text = "positions a request will have, marked in the table (default: the model's)"},
+    {.name = "ctx-size", .letter = 'c', .kind = OPTION_UINT, AT(ctx_size), .argument = "N", .least = 1,
+     .most = LIMIT_CONTEXT, .group = LOAD,
+     .text = "positions that a sequence may have, as given to run (default: the model's)"},
+    {.name = "slots", .kind = OPTION_UINT, AT(slots), .argument = "N", .least = 1, .most = LIMIT_CONTEXT,
+     .group = LOAD, .text = "slots a row head (default: 1.5 budgets; exact only)"},
+    {.name = "model", .letter = 'm', .kind = OPTION_TEXT, AT(model_path), .argument = "FILE", .group = SHAPE,
+     .text = "shape and bytes from a model file, else by hand:"},
+    {.name = "layers", .kind = OPTION_UINT, AT(layers), .argument = "N", .least = 1, .most = LIMIT_LAYERS,
+     .group = SHAPE, .text = "layers"},
+    {.name = "heads", .kind = OPTION_UINT, AT(q_heads), .argument = "N", .least = 1, .most = 1024,
+     .group = SHAPE, .text = "query heads"},
+    {.name = "kv-heads", .kind = OPTION_UINT, AT(kv_heads), .argument = "N", .least = 1,
+     .most = LIMIT_ROW_HEADS, .group = SHAPE, .text = "KV heads"},
+    {.name = "head-dim", .kind = OPTION_UINT, AT(head_dim), .argument = "N", .least = 1, .most = 1024,
+     .group = SHAPE, .text = "dimensions of a head"},
+    {.name = "model-bytes", .kind = OPTION_SIZE, AT(model_bytes), .argument = "SIZE", .group = SHAPE,
+     .text = "weights (paper only)"},
+    {.name = "head-bytes", .kind = OPTION_SIZE, AT(head_bytes), .argument = "SIZE", .group = SHAPE,
+     .text = "the retrieval head (paper only)"},
+    {.name = "head", .letter = 'H', .kind = OPTION_TEXT, AT(head_path), .argument = "FILE", .group = SHAPE,
+     .text = "the retrieval head's file (default: as run takes it; --gpu-memory only)"},
+    {.name = "memory-model", .kind = OPTION_CHOICE, AT(kind), .argument = "KIND", .initial = "exact",
+     .choices = "exact|paper", .group = OUTPUT,
+     .text = "what our processes allocate, or the paper's formula"},
+    {.name = "json", .kind = OPTION_FLAG, AT(json), .group = OUTPUT, .text = "JSON instead of a table"},
+    {0}};
+/* clang-format on */
 
 /* What a process takes there, and whether the retriever is one of them. Without a GPU to ask, names tell. */
 static int ask_card(const struct plan *p, struct gpu_memory_load *load, struct err *err)
@@ -242,8 +147,8 @@ static int take_model(struct plan *p)
     p->kv_heads = c->kv_heads;
     p->head_dim = c->head_dim;
     p->sequence_context = p->ctx_size ? p->ctx_size : c->context_max;
-    p->model_bytes = (double)model_weight_bytes(model);
-    int r = p->exact && p->gpu_bytes ? divide_card(p, model, &err) : 0;
+    p->model_bytes = model_weight_bytes(model);
+    int r = p->kind == PLAN_EXACT && p->gpu_bytes ? divide_card(p, model, &err) : 0;
     model_free(&model);
     if (r < 0)
         fprintf(stderr, "specontext plan: %s\n", err.text);
@@ -252,9 +157,9 @@ static int take_model(struct plan *p)
 
 static int complete(struct plan *p)
 {
-    if (p->gpu_bytes && !p->exact)
+    if (p->gpu_bytes && p->kind == PLAN_PAPER)
         p->memory_bytes = p->gpu_bytes;
-    if (p->gpu_bytes && p->exact && !p->model_path) {
+    if (p->gpu_bytes && p->kind == PLAN_EXACT && !p->model_path) {
         fprintf(stderr, "specontext plan: --gpu-memory with the exact memory model: -m is missing\n");
         return 2;
     }
@@ -308,11 +213,11 @@ static struct memory_load plan_load(const struct plan *p, const struct kv_layout
 
 static uint64_t threshold(const struct plan *p, const struct kv_layout *layout, uint32_t offloaded)
 {
-    if (!p->exact) {
+    if (p->kind == PLAN_PAPER) {
         struct memory_paper paper = {
             .memory_bytes = (double)p->memory_bytes,
-            .model_bytes = p->model_bytes,
-            .head_bytes = p->head_bytes,
+            .model_bytes = (double)p->model_bytes,
+            .head_bytes = (double)p->head_bytes,
             .layers = p->layers,
             .kv_heads = p->kv_heads,
             .head_dim = p->head_dim,
@@ -367,18 +272,18 @@ static json_t *plan_json(const struct plan *p, const struct kv_layout *layout)
         uint32_t offloaded = p->layers - layout_run_first(layout, runs - i);
         json_t *row = json_pack("{s:I, s:I}", "layers_offloaded", (json_int_t)offloaded, "context",
                                 (json_int_t)threshold(p, layout, offloaded));
-        if (p->exact)
+        if (p->kind == PLAN_EXACT)
             json_object_set_new(row, "device_bytes",
                                 json_integer((json_int_t)device_bytes(p, layout, offloaded)));
         json_array_append_new(rows, row);
     }
     json_t *out =
-        json_pack("{s:s, s:I, s:I, s:I, s:I, s:o}", "memory_model", p->exact ? "exact" : "paper",
+        json_pack("{s:s, s:I, s:I, s:I, s:I, s:o}", "memory_model", p->kind == PLAN_EXACT ? "exact" : "paper",
                   "memory_bytes", (json_int_t)p->memory_bytes, "requests", (json_int_t)p->requests, "budget",
                   (json_int_t)p->budget, "context", (json_int_t)p->context, "thresholds", rows);
-    if (p->exact && p->gpu_bytes)
+    if (p->kind == PLAN_EXACT && p->gpu_bytes)
         json_object_set_new(out, "gpu", terms_json(&p->terms));
-    if (p->exact) {
+    if (p->kind == PLAN_EXACT) {
         json_object_set_new(out, "slots", json_integer(p->slots));
         json_object_set_new(out, "kv_bytes_per_token",
                             json_integer((json_int_t)(layout_row_bytes(layout) * layout->row_heads)));
@@ -432,37 +337,40 @@ static void print_table(json_t *plan)
         printf("a context of %lld does not fit, whatever is offloaded\n", context);
 }
 
+/* Rules of names. */
+static int check(const struct plan *p, struct err *err)
+{
+    if (p->device && !gpu_named(p->device))
+        return err_set(err, -EINVAL, "--device: found %s, expected cuda, cuda:N or GPU-UUID", p->device);
+    if (p->retriever_device && strcmp(p->retriever_device, "cpu") != 0 && !gpu_named(p->retriever_device))
+        return err_set(err, -EINVAL, "--retriever-device: found %s, expected cpu, cuda, cuda:N or GPU-UUID",
+                       p->retriever_device);
+    return 0;
+}
+
 int plan_main(int argc, char **argv)
 {
-    struct plan plan = {.exact = 1, .requests = 1, .budget = 2048};
-    int opt;
-    optind = 0;
-    while ((opt = getopt_long(argc, argv, "+:m:H:c:h", long_options, NULL)) != -1) {
-        if (opt == 'h') {
-            fputs(usage_text, stdout);
-            return 0;
-        }
-        char expected[OPTION_WORD_BYTES];
-        if (opt == '?' || opt == ':') {
-            option_word(argv, opt, expected);
-            fprintf(stderr, "specontext plan: %s; see specontext plan --help\n", expected);
-            return 2;
-        }
-        if (set_option(&plan, opt, optarg, expected) < 0) {
-            fprintf(stderr, "specontext plan: --%s: found '%s', expected %s\n", option_name(opt), optarg,
-                    expected);
-            return 2;
-        }
+    struct plan plan = {0};
+    struct err err;
+    int r = options_parse(table, argc, argv, &plan, &err);
+    if (r == 1) {
+        puts("Usage: specontext plan (-m MODEL | --layers N --heads N --kv-heads N --head-dim N)\n"
+             "                       (--device-memory SIZE | --gpu-memory SIZE) [options]\n\n"
+             "How long the context of R concurrent requests may grow before one more run of layers has to be "
+             "offloaded.");
+        options_help(table, stdout);
+        return 0;
     }
-    if (optind < argc) {
-        fprintf(stderr, "specontext plan: unexpected argument %s\n", argv[optind]);
+    if (r == 0)
+        r = check(&plan, &err);
+    if (r < 0) {
+        fprintf(stderr, "specontext plan: %s; see specontext plan --help\n", err.text);
         return 2;
     }
     int code = complete(&plan);
     if (code)
         return code;
     struct kv_layout layout = plan_layout(&plan);
-    struct err err;
     if (layout_check(&layout, &err) < 0) {
         fprintf(stderr, "specontext plan: %s\n", err.text);
         return 1;

@@ -2,7 +2,6 @@
 #include "launch/tokenize.h"
 
 #include <errno.h>
-#include <getopt.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdbool.h>
@@ -11,59 +10,53 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/options.h"
 #include "base/parse.h"
-#include "launch/option_word.h"
 #include "launch/tokenizer_source.h"
 #include "model/detok.h"
 
 struct options {
     const char *command, *model, *text, *file;
+    struct option_words words;
     bool special, bos, json, ids, lines, bytes;
 };
 
-static const char tokenize_usage[] =
-    "usage: specontext tokenize -m MODEL [-p TEXT | -f FILE] [options]\n"
-    "\n"
-    "Prints the tokens of a text (from standard input when neither -p nor -f is given): id and what it "
-    "stands "
-    "for.\n"
-    "\n"
-    "  -m, --model MODEL   GGUF file, Hugging Face folder, or a tokenizer.json\n"
-    "  -p, --prompt TEXT   the text\n"
-    "  -f, --file FILE     a file with the text; - for standard input\n"
-    "      --special       text that spells a control token becomes that token\n"
-    "      --bos           as a prompt: with the token that begins a text, if the model wants one\n"
-    "      --bytes         any bytes, also such as are no UTF-8, and none changed: no normalization\n"
-    "      --ids           ids only, on one line\n"
-    "      --lines         each line of the text by itself: a line of ids for it\n"
-    "      --json          a JSON object\n";
+#define AT(field) .at = offsetof(struct options, field)
 
-static const char detokenize_usage[] =
-    "usage: specontext detokenize -m MODEL [ID...]\n"
-    "\n"
-    "Prints the text of token ids (from standard input when none are given; "
-    "separated by space or comma).\n"
-    "\n"
-    "  -m, --model MODEL   GGUF file, Hugging Face folder, or a tokenizer.json\n"
-    "      --special       print control tokens too\n"
-    "      --bytes         the tokens' own bytes, also such as are no UTF-8\n"
-    "      --json          a JSON object\n";
+/* A table reads best as rows. */
+/* clang-format off */
+#define MODEL_ROW \
+    {.name = "model", .letter = 'm', .kind = OPTION_TEXT, AT(model), .argument = "MODEL", \
+     .group = "Options", .text = "GGUF file, Hugging Face folder, or a tokenizer.json"}
 
-enum { OPT_SPECIAL = 256, OPT_BOS, OPT_IDS, OPT_LINES, OPT_JSON, OPT_BYTES };
+static const struct option_entry tokenize_table[] = {
+    MODEL_ROW,
+    {.name = "prompt", .letter = 'p', .kind = OPTION_TEXT, AT(text), .argument = "TEXT", .group = "Options",
+     .text = "the text"},
+    {.name = "file", .letter = 'f', .kind = OPTION_TEXT, AT(file), .argument = "FILE", .group = "Options",
+     .text = "a file with the text; - for standard input"},
+    {.name = "special", .kind = OPTION_FLAG, AT(special), .group = "Options",
+     .text = "text that spells a control token becomes that token"},
+    {.name = "bos", .kind = OPTION_FLAG, AT(bos), .group = "Options",
+     .text = "as a prompt: with the token that begins a text, if the model wants one"},
+    {.name = "bytes", .kind = OPTION_FLAG, AT(bytes), .group = "Options",
+     .text = "any bytes, also such as are no UTF-8, and none changed: no normalization"},
+    {.name = "ids", .kind = OPTION_FLAG, AT(ids), .group = "Options", .text = "ids only, on one line"},
+    {.name = "lines", .kind = OPTION_FLAG, AT(lines), .group = "Options",
+     .text = "each line of the text by itself: a line of ids for it"},
+    {.name = "json", .kind = OPTION_FLAG, AT(json), .group = "Options", .text = "a JSON object"},
+    {0}};
 
-static const struct option long_options[] = {
-    {"model", required_argument, NULL, 'm'},
-    {"prompt", required_argument, NULL, 'p'},
-    {"file", required_argument, NULL, 'f'},
-    {"special", no_argument, NULL, OPT_SPECIAL},
-    {"bos", no_argument, NULL, OPT_BOS},
-    {"ids", no_argument, NULL, OPT_IDS},
-    {"lines", no_argument, NULL, OPT_LINES},
-    {"json", no_argument, NULL, OPT_JSON},
-    {"bytes", no_argument, NULL, OPT_BYTES},
-    {"help", no_argument, NULL, 'h'},
-    {0},
-};
+static const struct option_entry detokenize_table[] = {
+    {.name = "", .kind = OPTION_WORDS, AT(words)},
+    MODEL_ROW,
+    {.name = "special", .kind = OPTION_FLAG, AT(special), .group = "Options",
+     .text = "print control tokens too"},
+    {.name = "bytes", .kind = OPTION_FLAG, AT(bytes), .group = "Options",
+     .text = "the tokens' own bytes, also such as are no UTF-8"},
+    {.name = "json", .kind = OPTION_FLAG, AT(json), .group = "Options", .text = "a JSON object"},
+    {0}};
+/* clang-format on */
 
 static int usage_error(const struct options *o, const char *what)
 {
@@ -72,49 +65,25 @@ static int usage_error(const struct options *o, const char *what)
 }
 
 /* -1: go on; else the exit code. */
-static int read_options(struct options *o, int argc, char **argv, const char *usage)
+static int read_options(struct options *o, int argc, char **argv)
 {
-    int opt;
-    char text[OPTION_WORD_BYTES];
+    struct err err = {0};
     bool encode = !strcmp(o->command, "tokenize");
-    optind = 0; /* another command of this process may have used getopt */
-    while ((opt = getopt_long(argc, argv, encode ? ":m:p:f:h" : ":m:h", long_options, NULL)) != -1) {
-        switch (opt) {
-        case 'm':
-            o->model = optarg;
-            break;
-        case 'p':
-            o->text = optarg;
-            break;
-        case 'f':
-            o->file = optarg;
-            break;
-        case OPT_SPECIAL:
-            o->special = true;
-            break;
-        case OPT_BOS:
-            o->bos = true;
-            break;
-        case OPT_IDS:
-            o->ids = true;
-            break;
-        case OPT_LINES:
-            o->ids = o->lines = true;
-            break;
-        case OPT_JSON:
-            o->json = true;
-            break;
-        case OPT_BYTES:
-            o->bytes = true;
-            break;
-        case 'h':
-            fputs(usage, stdout);
-            return 0;
-        default:
-            option_word(argv, opt, text);
-            return usage_error(o, text);
-        }
+    const struct option_entry *table = encode ? tokenize_table : detokenize_table;
+    int r = options_parse(table, argc, argv, o, &err);
+    if (r == 1) {
+        puts(encode ? "Usage: specontext tokenize -m MODEL [-p TEXT | -f FILE] [options]\n\nPrints the "
+                      "tokens of a "
+                      "text (from standard input when neither -p nor -f is given): id and what it stands for."
+                    : "Usage: specontext detokenize -m MODEL [ID...] [options]\n\nPrints the text of token "
+                      "ids (from "
+                      "standard input when none are given; separated by space or comma).");
+        options_help(table, stdout);
+        return 0;
     }
+    if (r < 0)
+        return usage_error(o, err.text);
+    o->ids |= o->lines;
     if (!o->model)
         return usage_error(o, "-m MODEL is missing");
     if (o->bytes && (o->bos || (encode ? o->special : o->json)))
@@ -224,11 +193,9 @@ int tokenize_main(int argc, char **argv)
     struct err err = {0};
     char *read = NULL;
     size_t bytes = 0;
-    int code = read_options(&o, argc, argv, tokenize_usage);
+    int code = read_options(&o, argc, argv);
     if (code >= 0)
         return code;
-    if (optind < argc)
-        return usage_error(&o, "found a word that is no option");
     int rc = tokenizer_source_open(&source, o.model, &err);
     if (!rc && !o.text)
         rc = tokenizer_source_text(o.file ? o.file : "-", TOKENIZER_TEXT_MAX, &read, &bytes, &err);
@@ -262,14 +229,14 @@ static int parse_ids(char *text, uint32_t vocab, struct token_buf *ids, struct e
     return 0;
 }
 
-static int read_ids(int argc, char **argv, uint32_t vocab, struct token_buf *ids, struct err *err)
+static int read_ids(const struct option_words *words, uint32_t vocab, struct token_buf *ids, struct err *err)
 {
     char *text = NULL;
     size_t bytes = 0;
     int rc = 0;
-    for (int i = optind; i < argc && !rc; i++)
-        rc = parse_ids(argv[i], vocab, ids, err);
-    if (rc < 0 || optind < argc)
+    for (uint32_t i = 0; i < words->count && !rc; i++)
+        rc = parse_ids(words->at[i], vocab, ids, err);
+    if (rc < 0 || words->count)
         return rc;
     rc = tokenizer_source_text("-", TOKENIZER_TEXT_MAX, &text, &bytes, err);
     if (!rc && memchr(text, '\0', bytes))
@@ -312,12 +279,12 @@ int detokenize_main(int argc, char **argv)
     struct token_buf ids = {0};
     struct text_buf text = {0};
     struct err err = {0};
-    int code = read_options(&o, argc, argv, detokenize_usage);
+    int code = read_options(&o, argc, argv);
     if (code >= 0)
         return code;
     int rc = tokenizer_source_open(&source, o.model, &err);
     if (!rc)
-        rc = read_ids(argc, argv, tokenizer_vocab(source.tokenizer), &ids, &err);
+        rc = read_ids(&o.words, tokenizer_vocab(source.tokenizer), &ids, &err);
     if (rc < 0) {
         code = failed(&o, &err);
     } else {

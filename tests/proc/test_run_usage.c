@@ -58,14 +58,16 @@ static void test_usage(void **state)
     EXPECT(2, "--cores: found 1024, expected at most ", "bench", "-m", "x", "--cores", "1024");
     EXPECT(2, "--cores: found 1024, expected at most ", "eval", "-m", "x", "-f", "y", "--cores", "1024");
     EXPECT(2, "--bogus", "status", "--bogus");
-    EXPECT(2, "specontext inspect: unknown option --bogus\n", "inspect", "--bogus");
-    EXPECT(2, "specontext tokenize: an argument is missing after -m\n", "tokenize", "-m");
-    EXPECT(2, "specontext detokenize: unknown option -1\n", "detokenize", "-m", "x", "-1");
-    EXPECT(2, "specontext head: unknown option -X\n", "head", "inspect", "-Xo");
-    EXPECT(2, "specontext plan: unknown option --bogus;", "plan", "--bogus");
-    EXPECT(2, "specontext plan: --context: found '0', expected 1 to 1048576\n", "plan", "--context", "0");
-    EXPECT(2, "specontext plan: --ctx-size: found 'x', expected 1 to 1048576\n", "plan", "-c", "x");
-    EXPECT(2, "specontext plan: --gpu-memory: found '2Z', expected a size such as 24G\n", "plan",
+    EXPECT(2, "specontext inspect: unknown option '--bogus'\n", "inspect", "--bogus");
+    EXPECT(2, "specontext tokenize: --model: its argument MODEL is missing\n", "tokenize", "-m");
+    EXPECT(2, "specontext detokenize: unknown option '-1'\n", "detokenize", "-m", "x", "-1");
+    EXPECT(2, "specontext head: unknown option '-Xo'\n", "head", "inspect", "-Xo");
+    EXPECT(2, "specontext plan: unknown option '--bogus';", "plan", "--bogus");
+    EXPECT(2, "specontext plan: --context: found '0', expected a number from 1 to 1048576;", "plan",
+           "--context", "0");
+    EXPECT(2, "specontext plan: --ctx-size: found 'x', expected a number from 1 to 1048576;", "plan", "-c",
+           "x");
+    EXPECT(2, "specontext plan: --gpu-memory: found '2Z', expected a size such as 64M or 2G;", "plan",
            "--gpu-memory", "2Z");
     EXPECT(1, "specontext status: /nowhere: No such file or directory\n", "status", "--runtime", "/nowhere");
     EXPECT(1, "specontext status: /dev/null: Not a directory\n", "status", "--runtime", "/dev/null",

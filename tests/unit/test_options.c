@@ -126,6 +126,38 @@ static void test_refusals(void **state)
     }
 }
 
+/* Words that are no options, wherever they stand, are told apart from arguments; a table without a place for
+ * them refuses them. */
+static void test_words(void **state)
+{
+    (void)state;
+    struct values {
+        struct option_words words;
+        const char *text;
+        bool flag;
+    } values = {0};
+    const struct option_entry table[] = {
+        {.name = "", .kind = OPTION_WORDS, .at = offsetof(struct values, words)},
+        {.name = "text", .letter = 't', .kind = OPTION_TEXT, .at = offsetof(struct values, text)},
+        {.name = "flag", .kind = OPTION_FLAG, .at = offsetof(struct values, flag)},
+        {0}};
+    char *argv[] = {(char[]){"x"}, (char[]){"a"},      (char[]){"-t"}, (char[]){"b"},
+                    (char[]){""},  (char[]){"--flag"}, (char[]){"c"},  NULL};
+    assert_int_equal(options_parse(table, 7, argv, &values, &err), 0);
+    assert_int_equal(values.words.count, 3);
+    assert_string_equal(values.words.at[0], "a");
+    assert_string_equal(values.words.at[1], "");
+    assert_string_equal(values.words.at[2], "c");
+    assert_string_equal(values.text, "b");
+    assert_true(values.flag);
+    char *none[] = {argv[0], (char[]){"--"}, NULL};
+    assert_int_equal(options_parse(table, 2, none, &values, &err), -EINVAL);
+    assert_int_equal(values.words.count, 0);
+    char *word[] = {argv[0], (char[]){"a"}, NULL};
+    assert_int_equal(options_parse(table + 1, 2, word, &values, &err), -EINVAL);
+    assert_string_equal(err.text, "unknown argument 'a'");
+}
+
 /* In a context that the budget holds whole, sinks, window and the token itself fit into the budget. */
 static void test_lists_of_a_short_context(void **state)
 {
@@ -181,6 +213,7 @@ int main(void)
         cmocka_unit_test(test_prompt_that_looks_like_an_option),
         cmocka_unit_test(test_help),
         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_words),
         cmocka_unit_test(test_lists_of_a_short_context),
         cmocka_unit_test(test_what_must_be_there),
         cmocka_unit_test(test_help_text),
