@@ -27,6 +27,8 @@ struct plan {
     bool json;
     uint64_t memory_bytes;   /* exact: of the KV cache */
     uint64_t gpu_bytes;      /* of the whole card; 0: not given */
+    uint64_t prefix_bytes;   /* that the retriever may keep keys of beginnings in */
+    uint64_t prefix_block;   /* of one block of them; 0: it keeps none */
     struct gpu_memory terms; /* exact, with gpu_bytes */
     uint32_t requests, budget, context, slots;
     uint32_t ctx_size, sequence_context; /* given, 0: not; in force */
@@ -62,6 +64,8 @@ static const struct option_entry table[] = {
      .text = "positions that a sequence may have, as given to run (default: the model's)"},
     {.name = "slots", .kind = OPTION_UINT, AT(slots), .argument = "N", .least = 1, .most = LIMIT_CONTEXT,
      .group = LOAD, .text = "slots a row head (default: 1.5 budgets; exact only)"},
+    {.name = "prefix-memory", .kind = OPTION_SIZE, AT(prefix_bytes), .argument = "SIZE", .initial = "256M",
+     .group = LOAD, .text = "as given to run: for keys of beginnings, with a head that reads hidden states"},
     {.name = "model", .letter = 'm', .kind = OPTION_TEXT, AT(model_path), .argument = "FILE", .group = SHAPE,
      .text = "shape and bytes from a model file, else by hand:"},
     {.name = "layers", .kind = OPTION_UINT, AT(layers), .argument = "N", .least = 1, .most = LIMIT_LAYERS,
@@ -77,7 +81,7 @@ static const struct option_entry table[] = {
     {.name = "head-bytes", .kind = OPTION_SIZE, AT(head_bytes), .argument = "SIZE", .group = SHAPE,
      .text = "the retrieval head (paper only)"},
     {.name = "head", .letter = 'H', .kind = OPTION_TEXT, AT(head_path), .argument = "FILE", .group = SHAPE,
-     .text = "the retrieval head's file (default: as run takes it; --gpu-memory only)"},
+     .text = "the retrieval head's file (default: as run takes it; exact only)"},
     {.name = "memory-model", .kind = OPTION_CHOICE, AT(kind), .argument = "KIND", .initial = "exact",
      .choices = "exact|paper", .group = OUTPUT,
      .text = "what our processes allocate, or the paper's formula"},
@@ -105,14 +109,9 @@ static int ask_card(const struct plan *p, struct gpu_memory_load *load, struct e
 }
 
 /* The KV cache's share of the card. */
-static int divide_card(struct plan *p, const struct model *model, struct err *err)
+static int divide_card(struct plan *p, const struct model *model, const struct head *head, struct err *err)
 {
-    struct head *head = NULL;
-    char shipped[PATH_MAX];
-    const char *path = p->head_path ? p->head_path : head_cache_shipped(model, shipped) ? shipped : NULL;
-    int r = path ? head_open(path, model, &head, err) : 0;
-    if (r < 0)
-        return r;
+    int r = 0;
     struct gpu_memory_load load = {.model = model,
                                    .head = head,
                                    .context = p->ctx_size || !p->context ? p->sequence_context : p->context,
@@ -126,10 +125,34 @@ static int divide_card(struct plan *p, const struct model *model, struct err *er
         r = ask_card(p, &load, err);
     if (r == 0)
         gpu_memory_plan(&load, p->gpu_bytes, &p->terms);
-    head_free(&head);
     if (r == 0)
         r = gpu_memory_check(&p->terms, 1, err);
     p->memory_bytes = p->terms.kv;
+    return r;
+}
+
+/* A block of keys beside the row of its last position, as the decoder writes it. */
+static uint64_t prefix_block(const struct plan *p, const struct head *head)
+{
+    struct memory_gpu_head sizes = head_sizes(head);
+    bool on_gpu = p->gpu_bytes || p->device || (p->retriever_device && gpu_named(p->retriever_device));
+    if (!sizes.features)
+        return 0;
+    return memory_prefix_bytes(&sizes, dtype_row_bytes(on_gpu ? DTYPE_BF16 : DTYPE_F32, sizes.features));
+}
+
+/* What only the exact memory model asks of the head that run would take. */
+static int take_head(struct plan *p, const struct model *model, struct err *err)
+{
+    struct head *head = NULL;
+    char shipped[PATH_MAX];
+    const char *path = p->head_path ? p->head_path : head_cache_shipped(model, shipped) ? shipped : NULL;
+    int r = path ? head_open(path, model, &head, err) : 0;
+    if (head)
+        p->prefix_block = prefix_block(p, head);
+    if (r == 0 && p->gpu_bytes)
+        r = divide_card(p, model, head, err);
+    head_free(&head);
     return r;
 }
 
@@ -148,7 +171,7 @@ static int take_model(struct plan *p)
     p->head_dim = c->head_dim;
     p->sequence_context = p->ctx_size ? p->ctx_size : c->context_max;
     p->model_bytes = model_weight_bytes(model);
-    int r = p->kind == PLAN_EXACT && p->gpu_bytes ? divide_card(p, model, &err) : 0;
+    int r = p->kind == PLAN_EXACT ? take_head(p, model, &err) : 0;
     model_free(&model);
     if (r < 0)
         fprintf(stderr, "specontext plan: %s\n", err.text);
@@ -283,6 +306,11 @@ static json_t *plan_json(const struct plan *p, const struct kv_layout *layout)
                   (json_int_t)p->budget, "context", (json_int_t)p->context, "thresholds", rows);
     if (p->kind == PLAN_EXACT && p->gpu_bytes)
         json_object_set_new(out, "gpu", terms_json(&p->terms));
+    if (p->prefix_block) {
+        uint64_t blocks = p->prefix_bytes / p->prefix_block;
+        json_object_set_new(out, "prefix_tokens", json_integer((json_int_t)(blocks * BLOCK_TOKENS)));
+        json_object_set_new(out, "prefix_bytes", json_integer((json_int_t)(blocks * p->prefix_block)));
+    }
     if (p->kind == PLAN_EXACT) {
         json_object_set_new(out, "slots", json_integer(p->slots));
         json_object_set_new(out, "kv_bytes_per_token",
@@ -315,6 +343,11 @@ static void print_table(json_t *plan)
             printf("%s at %lld tokens a request: %.3f GiB\n", byte_rows[i][1], context,
                    (double)json_integer_value(bytes) / (1 << 30));
     }
+    const json_t *prefix = json_object_get(plan, "prefix_bytes");
+    if (prefix)
+        printf("host memory for keys of beginnings, up to %lld tokens: %.3f GiB\n",
+               (long long)json_integer_value(json_object_get(plan, "prefix_tokens")),
+               (double)json_integer_value(prefix) / (1 << 30));
     const char *name;
     json_t *term;
     json_object_foreach(json_object_get(plan, "gpu"), name, term)

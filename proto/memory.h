@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "proto/layout.h"
+#include "proto/memory_gpu.h"
 
 struct memory_paper {
     double memory_bytes; /* of the GPU */
@@ -61,5 +62,10 @@ uint32_t memory_exact_threshold(const struct kv_layout *layout, const struct mem
 
 /* Host bytes of the rows (and key rows) of the load, whole blocks. */
 uint64_t memory_host_bytes(const struct kv_layout *layout, uint32_t requests, uint32_t context);
+
+#define MEMORY_PREFIX_BLOCK 320u /* tokens of a block of keys that a retriever keeps, and what finds it */
+
+/* Host bytes of such a block: keys of all groups, and one row of hidden states. */
+uint64_t memory_prefix_bytes(const struct memory_gpu_head *head, uint64_t row_bytes);
 
 #endif

@@ -10,6 +10,7 @@
 #include "base/alloc.h"
 #include "base/check.h"
 #include "base/hash.h"
+#include "proto/memory.h"
 
 enum { TABLE_MAX = 1 << 20, TABLE_MIN = 64 };
 
@@ -22,6 +23,7 @@ struct kept_block {
     uint32_t tokens[BLOCK_TOKENS];
     uint32_t children, holders;
 }; /* its data follow */
+_Static_assert(sizeof(struct kept_block) == MEMORY_PREFIX_BLOCK, "a plan counts it");
 
 struct kept {
     uint64_t block_bytes;

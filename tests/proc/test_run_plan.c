@@ -1,4 +1,5 @@
-/* `specontext plan` against what the store then allocates for the same load: within 3 %. */
+/* `specontext plan` against what the store then allocates for the same load: within 3 %; and the retriever's
+ * keys of beginnings, exactly. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -51,14 +52,20 @@ static const char *prompts_file(size_t most)
     return path;
 }
 
+/* The status of a part that runs there, or NULL. */
+static json_t *status_of(const char *dir, const char *part)
+{
+    const char *argv[] = {proc_program("specontext"), "status", "--runtime", dir, "--json", NULL};
+    json_t *all = run_json(argv), *one = json_incref(json_object_get(all, part));
+    json_decref(all);
+    return one;
+}
+
 /* The store's status once all requests decode, NULL before. `ret_tokens[REQUESTS]`: how long each is by then;
  * on a busy machine they are blocks apart. */
 static json_t *store_decoding(const char *dir, int64_t *ret_tokens)
 {
-    const char *argv[] = {proc_program("specontext"), "status", "--runtime", dir, "--json", NULL};
-    json_t *all = run_json(argv);
-    json_t *store = json_incref(json_object_get(all, "kvstore"));
-    json_decref(all);
+    json_t *store = status_of(dir, "kvstore");
     const json_t *list = json_object_get(store, "sequences");
     size_t decoding = 0;
     for (size_t i = 0; i < json_array_size(list) && i < REQUESTS; i++) {
@@ -154,8 +161,44 @@ static void test_offloaded(void **state)
     check_load(DOCUMENT_MAX, "150M", 1);
 }
 
+/* What the retriever keeps of a long prompt, with a head that reads hidden states: as many blocks as fit, and
+ * their bytes. */
+static void test_prefix_memory(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    struct runcase c;
+    char dir[PATH_MAX];
+    snprintf(dir, sizeof dir, "%s", runcase_path("run/prefix"));
+    const char *argv[] = {
+        proc_program("specontext"), "plan", "-m",     RUNCASE_MODEL, "--device-memory", "256M",
+        "--prefix-memory",          "1M",   "--json", NULL};
+    json_t *plan = run_json(argv);
+    double planned = runcase_number(plan, "prefix_bytes"), tokens = runcase_number(plan, "prefix_tokens");
+    json_decref(plan);
+    assert_true(planned > 512 << 10 && planned <= 1 << 20 && tokens >= 256);
+    RUNCASE_START(&c, "-f", runcase_document(DOCUMENT_MAX / 2), "-n", "6000", "--ignore-eos",
+                  "--prefix-memory", "1M", "--runtime", dir);
+    double kept = 0;
+    int64_t deadline = clock_now_ns() + 240 * CLOCK_S;
+    while (kept != planned && clock_now_ns() < deadline &&
+           !proc_wait(&c.proc, clock_now_ns() + CLOCK_S / 4)) {
+        json_t *retriever = status_of(dir, "retriever");
+        const json_t *bytes = json_object_get(retriever, "kept_bytes");
+        kept = bytes ? (double)json_integer_value(bytes) : 0;
+        if (kept == planned)
+            assert_true(runcase_number(retriever, "kept_tokens") == tokens);
+        json_decref(retriever);
+    }
+    kill(c.proc.pid, SIGINT);
+    runcase_end(&c, 130, clock_now_ns() + RUNCASE_START_S * CLOCK_S);
+    assert_true(kept == planned);
+    runcase_free(&c);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_resident), cmocka_unit_test(test_offloaded)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_resident), cmocka_unit_test(test_offloaded),
+                                       cmocka_unit_test(test_prefix_memory)};
     return cmocka_run_group_tests(tests, runcase_set_up, runcase_tear_down);
 }
