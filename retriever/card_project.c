@@ -157,8 +157,8 @@ static void append_tile(struct card *c, uint32_t first, uint32_t n)
     }
 }
 
-/* `keys`: also those of the same tokens, which nothing else made. */
-static void make_queries(struct card *c, bool keys)
+/* Of the tokens that bring queries, and their keys: what both are made of is made once. */
+static void make_queries(struct card *c)
 {
     const struct batch b = {.ids = c->queries->id,
                             .at = c->queries->at,
@@ -173,8 +173,7 @@ static void make_queries(struct card *c, bool keys)
                                                         c->host_queries->place, c->query_count});
     for (uint32_t g = 0; g < c->config->groups; g++) {
         mix(c, g, &b);
-        if (keys)
-            make_keys(c, g, c->queries->place, &b);
+        make_keys(c, g, c->queries->place, &b);
         make_group_queries(c, g, &b);
     }
 }
@@ -205,11 +204,11 @@ static uint32_t put_id(const struct card *c, uint32_t *ids, uint32_t used, const
     return used;
 }
 
-/* Puts the part's tokens behind those that wait; returns how many wait then. */
+/* Puts the part's tokens without a query behind those that wait; returns how many wait then. */
 static uint32_t put_tokens(struct card *c, const struct projection_part *part, uint32_t n)
 {
     struct card_tokens *t = c->host_tokens;
-    for (uint32_t i = 0; i < part->count; i++) {
+    for (uint32_t i = 0; i < part->count - part->query; i++) {
         t->at[n] = put_id(c, t->id, n ? t->at[n - 1] + 1 : 0, part, i, i == 0 || n == 0);
         t->position[n] = part->keys->count + i;
         t->place[n] = part->place;
@@ -238,11 +237,13 @@ void card_project(struct card *c, const struct projection_part *parts, uint32_t 
 {
     uint32_t n = 0;
     bool begins = false;                  /* a part, whose first token's features stand elsewhere */
+    bool decode = true;                   /* each part is a token and its query */
     CHECK(part_count <= LIMIT_SEQUENCES); /* stretches of ids that fit */
     card_must(c, c->api->check(c->gpu, NULL), "state"); /* makes the device this thread's, too */
     c->query_count = 0;
     for (uint32_t p = 0; p < part_count; p++) {
         begins |= projection_begins(&parts[p]);
+        decode &= parts[p].query && parts[p].count == 1;
         card_features_begin(c, &parts[p]);
         n = put_tokens(c, &parts[p], n);
         if (parts[p].query)
@@ -250,18 +251,18 @@ void card_project(struct card *c, const struct projection_part *parts, uint32_t 
         keys_advance(parts[p].keys, parts[p].tokens, parts[p].count);
     }
     /* A decode step may be a graph, with all that card_rank does. */
-    c->waiting = n == part_count && c->query_count == part_count && !(begins && c->features.inputs);
+    c->waiting = decode && !(begins && c->features.inputs);
     if (c->waiting)
         return;
     /* With queries card_rank waits. */
     append_waiting(c, n, !c->query_count);
-    make_queries(c, false);
+    make_queries(c);
 }
 
 void card_queue_waiting(struct card *c)
 {
     if (c->waiting)
-        make_queries(c, true);
+        make_queries(c);
 }
 
 void card_prepare_products(struct card *c, uint32_t n)
