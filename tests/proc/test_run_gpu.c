@@ -254,6 +254,61 @@ static void test_killed_while_asking(void **state)
     runcase_free(&c);
 }
 
+/* Median of an event's row in the table of bench/timeline.py; its steps must be `steps`. */
+static double median(const char *table, const char *event, int steps)
+{
+    char begin[64];
+    int found = 0;
+    double us = 0;
+    snprintf(begin, sizeof begin, "\n%s ", event);
+    const char *row = strstr(table, begin);
+    if (!row || sscanf(row + strlen(begin), "%d %lf", &found, &us) != 2 || found != steps)
+        fail_msg("%s: found %d steps, expected %d in: %s", event, found, steps, table);
+    return us;
+}
+
+/* The stamps of all parts meet in one table: each event of each step is there, and none before what it waits
+ * for. A message may be heard before it is known to be sent, and a flag be seen before it is stamped. */
+static void test_timeline(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    static const char *const orders[][10] = {
+        {"told"},
+        {"heard", "begun", "queued", "ranked", "compared", "topk", "topk_taken", "checked", "tables_late"},
+        {"compared", "answered", "sent"},
+        {"checked", "drafted"},
+        {"seen", "tables_late", "written", "write_back"},
+        {"posted", "launched", "released_late", "ended", "written", "consumed"}};
+    struct runcase c;
+    struct proc p;
+    char folder[PATH_MAX];
+    int steps = 0;
+    snprintf(folder, sizeof folder, "%s", runcase_path("trace"));
+    assert_int_equal(mkdir(folder, 0700), 0);
+    setenv("SPECONTEXT_TRACE", folder, 1);
+    RUNCASE_RUN(&c, "-p", "Once upon a time", "-n", "16", "--ignore-eos", "--budget", "128", "--device",
+                "cuda:0");
+    unsetenv("SPECONTEXT_TRACE");
+    proc_start(
+        &p,
+        (const char *const[]){"/usr/bin/env", "python3", "bench/timeline.py", folder, "--gap", "10000", NULL},
+        NULL);
+    assert_true(proc_wait(&p, clock_now_ns() + 60 * CLOCK_S));
+    if (!proc_exited(&p, 0) || sscanf(p.out.text, "%d steps of 1 rows", &steps) != 1)
+        fail_msg("%s%s", p.out.text ? p.out.text : "", p.err.text ? p.err.text : "");
+    /* The first token is the prompt's, four are left out, and none yet is measured, without a graph. */
+    assert_int_equal(steps, 16 - 1 - 4);
+    for (size_t i = 0; i < sizeof orders / sizeof *orders; i++)
+        for (size_t j = 0; orders[i][j]; j++) {
+            double us = median(p.out.text, orders[i][j], steps);
+            if (j > 0 && us < median(p.out.text, orders[i][j - 1], steps))
+                fail_msg("%s before %s in: %s", orders[i][j], orders[i][j - 1], p.out.text);
+        }
+    proc_free(&p);
+    runcase_free(&c);
+}
+
 /* Parts that wait for one another on the card are let go when one dies, wherever layers lie. */
 static void kill_part(enum runcase_part part, const char *offload)
 {
@@ -301,7 +356,7 @@ int main(void)
         cmocka_unit_test(test_residency_mixed),    cmocka_unit_test(test_memory_is_bounded),
         cmocka_unit_test(test_plan_asks_the_card), cmocka_unit_test(test_killed_while_asking),
         cmocka_unit_test(test_kill_kvstore),       cmocka_unit_test(test_kill_retriever),
-        cmocka_unit_test(test_kill_decoder),
+        cmocka_unit_test(test_kill_decoder),       cmocka_unit_test(test_timeline),
     };
     return cmocka_run_group_tests(tests, set_up, runcase_tear_down);
 }
