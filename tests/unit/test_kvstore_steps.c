@@ -248,6 +248,49 @@ static void test_slots_of_one_that_waits(void **state)
     fake_free(f);
 }
 
+/* Under `mixed` a sequence is closed when its early tables are out and its late set has not come: the step
+ * goes on without it, with slots and without. */
+static void test_leaving_between_the_halves(void **state)
+{
+    (void)state;
+    for (int32_t runs = 0; runs <= 3; runs++) {
+        struct planner_options options = fake_options();
+        struct fake *f = fake_create(&options, 97);
+        struct fake_sequence *a = &f->sequences[0], *b = &f->sequences[1];
+        planner_force(f->planner, runs);
+        struct fake_step both = {.selection = SELECTION_MIXED,
+                                 .early_layers = 5,
+                                 .entries = 2,
+                                 .sequence = {a, b}},
+                         rest = {
+                             .selection = SELECTION_MIXED, .early_layers = 5, .entries = 1, .sequence = {b}};
+        for (uint32_t i = 0; i < 2; i++) {
+            fake_open(f, both.sequence[i], 1 + i, &OPEN_SPARSE);
+            fake_prefill(f, both.sequence[i]);
+            f->step--;
+            fake_select(f, &(struct fake_step){.entries = 1, .sequence = {both.sequence[i]}}, (uint32_t)-1);
+            f->step++;
+        }
+        fake_sparse(f, &both);
+        fake_post(f, &both);
+        assert_true(fake_up(f, FLAG_TABLES_EARLY));
+        assert_int_equal(planner_close(f->planner, a->id, 9), 0);
+        assert_false(fake_up(f, FLAG_TABLES_LATE));
+        fake_select(f, &rest, 0);
+        assert_true(fake_up(f, FLAG_TABLES_LATE));
+        assert_int_equal(fake_status(f, a), -ECANCELED);
+        rest.count[0] = 1;
+        fake_layers(f, &rest, 0, f->layout.layers);
+        assert_int_equal(f->closed, 0);
+        fake_end_step(f, &rest);
+        assert_int_equal(f->closed, 1);
+        for (uint32_t i = 0; i < 20; i++)
+            fake_sparse(f, &rest);
+        fake_close(f, b);
+        fake_free(f);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -260,6 +303,7 @@ int main(void)
         cmocka_unit_test(test_what_is_attended_is_counted),
         cmocka_unit_test(test_slots_that_are_others_than_drafted),
         cmocka_unit_test(test_slots_of_one_that_waits),
+        cmocka_unit_test(test_leaving_between_the_halves),
     };
     return fake_run_both(tests);
 }
