@@ -55,6 +55,7 @@ struct step_gpu {
     struct consumed consumed[LIMIT_RUNS];
     uint64_t sparse, dense; /* steps: which are measured follows */
     uint32_t direct;        /* so many sparse steps get no graph */
+    uint32_t foreseen;      /* version of the resident set that graphs were looked for */
     struct step_gpu_figures figures;
 
     const struct step_record *record; /* of the step that runs */
@@ -295,15 +296,44 @@ static int find_graph(struct step_gpu *g, const struct shape *shape, struct gpu_
     return r;
 }
 
-/* 1: it was to no purpose, and the step must be queued in another way. */
-static int launch_graph(struct step_gpu *g, struct err *err)
+static struct shape shape_of(const struct step_gpu *g)
 {
-    struct shape shape = {.entries = g->record->entries,
-                          .parity = g->record->step & 1,
+    return (struct shape){.entries = g->record->entries,
+                          .parity = g->use.step & 1,
                           .rows = g->use.rows,
                           .resident = g->use.resident,
                           .early_layers = g->early_layers,
                           .penalized = inputs_gpu_penalizes(g->inputs) != 0};
+}
+
+/* While a step is computed: makes the graphs for the resident set that the store has proposed meanwhile, which
+ * the next step has, mostly with the same batch. Each takes some ms, that step would wait for them. */
+static int foresee(struct step_gpu *g, struct err *err)
+{
+    struct control_flag *flag = control_flag_at(g->control, FLAG_RESIDENT_PROPOSED);
+    uint32_t version = atomic_load_explicit(&flag->value, memory_order_acquire);
+    if (version == g->foreseen || g->record->kind != STEP_SPARSE || g->figures.launched == 0)
+        return 0;
+    g->foreseen = version;
+    uint32_t resident = g->control->resident_layers[version % CONTROL_RESIDENT_RING];
+    if (resident > g->layout.layers || flag_aborted(flag, version))
+        return 0;
+    const struct tables_gpu_use now = g->use;
+    int r = 0;
+    for (uint32_t ahead = 1; ahead <= 2 && r == 0; ahead++) {
+        struct gpu_graph *graph;
+        g->use = (struct tables_gpu_use){now.step + ahead, now.rows, resident};
+        struct shape shape = shape_of(g);
+        r = find_graph(g, &shape, &graph, err);
+    }
+    g->use = now;
+    return r;
+}
+
+/* 1: it was to no purpose, and the step must be queued in another way. */
+static int launch_graph(struct step_gpu *g, struct err *err)
+{
+    struct shape shape = shape_of(g);
     struct gpu_graph *graph;
     uint32_t values[FLAGS_MAX];
     int r = find_graph(g, &shape, &graph, err);
@@ -342,8 +372,9 @@ static int wait_end(struct step_gpu *g, int64_t deadline_ns, struct err *err)
         int done = g->api->stream_done(g->device->stream);
         if (done < 0)
             return gpu_device_error(g->device, done, "a step", err);
-        if (done)
-            return 0;
+        int r = foresee(g, err);
+        if (r < 0 || done)
+            return r;
         int64_t now = clock_now_ns();
         if (now > deadline_ns)
             return -ETIMEDOUT;

@@ -51,9 +51,20 @@ struct store {
     atomic_int steps_left; /* answers that many steps, then none until it is raised */
     atomic_uint seen;      /* steps looked at */
     uint32_t next;
+    atomic_uint offload_step; /* while that step is computed layers are proposed, */
+    uint32_t offload_from;    /* as store_offload says it */
 };
 
 #include "tests/unit/decoder_store_tables.h"
+
+/* Proposes a resident set of layers [0, from). */
+static inline void store_offload(struct store *s, uint32_t from)
+{
+    struct control_flag *proposed = control_flag_at(s->control, FLAG_RESIDENT_PROPOSED);
+    uint32_t version = atomic_load(&proposed->value) + 1;
+    s->control->resident_layers[version % CONTROL_RESIDENT_RING] = from;
+    flag_raise(proposed, version);
+}
 
 static inline void store_step(struct store *s, struct step_record *r)
 {
@@ -67,6 +78,8 @@ static inline void store_step(struct store *s, struct step_record *r)
     flag_raise(control_flag_at(s->control, FLAG_TABLES_LATE), r->step);
     if (atomic_load(&s->fault) == STORE_NO_ROWS)
         return;
+    if (r->step == atomic_load(&s->offload_step))
+        store_offload(s, s->offload_from);
     for (uint32_t run = 0; run < s->control->runs; run++) {
         flag_raise(control_flag_at(s->control, FLAG_ROWS_READY + run), r->step);
         if (r->kind == STEP_DENSE &&
@@ -154,15 +167,6 @@ static inline void store_start_on(struct store *s, const struct kv_layout *layou
 static inline void store_start(struct store *s, const struct kv_layout *layout, uint64_t decoder_epoch)
 {
     store_start_on(s, layout, decoder_epoch, NULL);
-}
-
-/* Between steps: proposes a resident set of layers [0, from). */
-static inline void store_offload(struct store *s, uint32_t from)
-{
-    struct control_flag *proposed = control_flag_at(s->control, FLAG_RESIDENT_PROPOSED);
-    uint32_t version = atomic_load(&proposed->value) + 1;
-    s->control->resident_layers[version % CONTROL_RESIDENT_RING] = from;
-    flag_raise(proposed, version);
 }
 
 /* Any thread: lets it answer `steps` more. */

@@ -109,6 +109,29 @@ static void test_graphs(void **state)
     rig_close(&g);
 }
 
+/* A resident set that is proposed while a step is computed has its graphs before the next step begins. */
+static void test_graphs_are_foreseen(void **state)
+{
+    (void)state;
+    open_gpu();
+    ask(&g, 1, 1, PROMPT, plain(40, 0, SELECTION_PREVIOUS));
+    while (g.results[1].count < 10)
+        turn(&g);
+    assert_int_equal(figures().captured, 2);
+    uint32_t step = stepper_next(g.stepper) + 3;
+    g.store.offload_from = 4;
+    atomic_store(&g.store.offload_step, step);
+    while (stepper_next(g.stepper) <= step)
+        turn(&g);
+    assert_int_equal(stepper_next(g.stepper), step + 1);
+    assert_int_equal(figures().captured, 4);
+    finish(&g);
+    assert_int_equal(figures().captured, 4);
+    alone(1, PROMPT, 40);
+    check_equal(1, 40);
+    rig_close(&g);
+}
+
 /* More shapes than are kept: the oldest gives way. */
 static void test_many_graphs(void **state)
 {
@@ -399,12 +422,19 @@ static void test_other_device(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_mixture),      cmocka_unit_test(test_graphs),
-        cmocka_unit_test(test_many_graphs),  cmocka_unit_test(test_sampling),
-        cmocka_unit_test(test_faults),       cmocka_unit_test(test_wild_tables),
-        cmocka_unit_test(test_abort),        cmocka_unit_test(test_abort_rows),
-        cmocka_unit_test(test_short_sets),   cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_other_device), cmocka_unit_test(test_hung_stream),
+        cmocka_unit_test(test_mixture),
+        cmocka_unit_test(test_graphs),
+        cmocka_unit_test(test_graphs_are_foreseen),
+        cmocka_unit_test(test_many_graphs),
+        cmocka_unit_test(test_sampling),
+        cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_wild_tables),
+        cmocka_unit_test(test_abort),
+        cmocka_unit_test(test_abort_rows),
+        cmocka_unit_test(test_short_sets),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_other_device),
+        cmocka_unit_test(test_hung_stream),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
