@@ -178,8 +178,8 @@ static int begin_layer(void *arg, uint32_t layer, struct pass_gpu_kv *kv, struct
         return r;
     int sparse = g->record->kind == STEP_SPARSE;
     uint32_t run = layout_run_of(&g->layout, layer);
-    /* Runs are raised in ascending order: where no row is loaded the last one's flag speaks for all, and each
-     * wait costs the graph microseconds. (Under `mixed` the late runs come later.) */
+    /* Runs are raised in ascending order: where no row is loaded the last one's flag speaks for all, and
+     * each wait costs the graph microseconds. (Under `mixed` the late runs come later.) */
     if (sparse && g->use.resident == g->layout.layers && g->early_layers == 0)
         run = g->runs - 1;
     if (run != g->run) {
@@ -306,8 +306,8 @@ static struct shape shape_of(const struct step_gpu *g)
                           .penalized = inputs_gpu_penalizes(g->inputs) != 0};
 }
 
-/* While a step is computed: makes the graphs for the resident set that the store has proposed meanwhile, which
- * the next step has, mostly with the same batch. Each takes some ms, that step would wait for them. */
+/* While a step is computed: makes the graphs for the resident set that the store has proposed meanwhile,
+ * which the next step has, mostly with the same batch. Each takes some ms, that step would wait for them. */
 static int foresee(struct step_gpu *g, struct err *err)
 {
     struct control_flag *flag = control_flag_at(g->control, FLAG_RESIDENT_PROPOSED);
