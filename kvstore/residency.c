@@ -8,6 +8,7 @@
 #include "base/alloc.h"
 #include "base/check.h"
 #include "base/trace.h"
+#include "kvstore/step.h"
 #include "link/flag.h"
 #include "proto/memory.h"
 
@@ -277,6 +278,7 @@ bool residency_idle(struct planner *p)
     }
     if (!p->attached || r->returning == 0)
         return false;
+    step_write_owed(p); /* pages are filled from the arena with all that is committed */
     uint32_t budget = FILL_BLOCKS;
     for (uint32_t i = 0; i < p->options.sequences; i++) {
         struct sequence *s = &p->sequences[i];

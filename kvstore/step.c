@@ -551,14 +551,13 @@ void step_write_owed(struct planner *p)
 }
 
 /* Whether the step's new rows stay where they are until the next one's tables are out, so that they may be
- * written back behind those: in pages they do, in slots for as long as they are pinned, which a window of two
- * makes sure of. */
+ * written back behind those: in pages they do, in slots while they are pinned, as a window keeps them. */
 static bool rows_stay(const struct planner *p)
 {
     const struct step *step = &p->step;
     bool slots = residency_layers(p) < p->layout.layers;
     for (uint32_t i = 0; i < step->parts && slots; i++)
-        if (step->part[i].sequence && step->part[i].sequence->window < 2)
+        if (step->part[i].sequence && step->part[i].sequence->window == 0)
             return false;
     return p->device.gpu && step->kind == STEP_SPARSE;
 }

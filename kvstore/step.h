@@ -7,8 +7,9 @@
 /* Moves on as far as flags and sets allow. Whether anything moved. */
 bool step_advance(struct planner *planner);
 
-/* Queues the rows of a sparse step that were left for later, so that the next step's tables come first. They
- * lie in pages, which are given away only behind this: planner_commit with `wait` does it too. */
+/* Queues the rows of a sparse step that were left for later, so that the next step's tables come first. Must
+ * come before their pages or slots are given away and before anything reads them from the arena:
+ * planner_commit with `wait` does it too. */
 void step_write_owed(struct planner *planner);
 
 /* A sequence of the step closes while its set is waited for: nothing waits for it any more. */

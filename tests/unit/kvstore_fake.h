@@ -56,7 +56,8 @@ struct fake {
     uint8_t *device;
     uint64_t random;
     uint32_t step, version;
-    bool deaf; /* takes no proposal of a resident set */
+    bool deaf;  /* takes no proposal of a resident set */
+    bool hasty; /* the next step follows at once: nobody waits for rows to be back in the arena */
     struct fake_sequence sequences[FAKE_SEQUENCES];
     uint32_t reselects, closed, broken;
     uint64_t reselected;

@@ -118,14 +118,21 @@ static inline void fake_check_host(struct fake *f, const struct fake_sequence *s
 
 static inline void fake_end_step(struct fake *f, const struct fake_step *step)
 {
-    fake_raise(f, FLAG_KV_WRITTEN);
-    assert_true(fake_comes(f, FLAG_COMMITTED));
+    if (f->hasty) {
+        flag_raise(control_flag_at(f->h, FLAG_KV_WRITTEN), f->step);
+    } else {
+        fake_raise(f, FLAG_KV_WRITTEN);
+        assert_true(fake_comes(f, FLAG_COMMITTED));
+    }
     fake_raise(f, FLAG_STEP_CONSUMED);
+    if (f->hasty)
+        f->planner->step.ended_ns = INT64_MAX; /* however slow this machine is */
     for (uint32_t i = 0; i < step->entries; i++) {
         struct fake_sequence *s = step->sequence[i];
         if (!s->id || f->planner->sequences[s->index].failed)
             continue;
-        fake_check_host(f, s, s->next, s->next + step->count[i]);
+        if (!f->hasty)
+            fake_check_host(f, s, s->next, s->next + step->count[i]);
         s->next += step->count[i];
     }
     f->step++;

@@ -44,36 +44,52 @@ static void check_marks(const struct fake_sequence *s, const struct kv_counters 
                         : c->grown + c->fallbacks == 0);
 }
 
-enum { NO_ELASTIC = 1, GROWING = 2 };
+enum { NO_ELASTIC = 1, GROWING = 2, HASTY = 4 };
+
+/* The i-th sequence, as far as its prompt. */
+static void open_sparse(struct fake *f, uint32_t i, uint32_t selection, unsigned how)
+{
+    static const uint32_t budgets[] = {96, 60, 200};
+    struct fake_sequence *s = &f->sequences[i];
+    struct fake_open open = OPEN_SPARSE;
+    open.budget = budgets[i];
+    open.prompt = 250 + fake_random(f, 100);
+    open.token_seed = 10 + i;
+    if (how & HASTY)
+        open.window = fake_random(f, 4);
+    fake_open(f, s, 100 + i, &open);
+    s->base = how & GROWING ? budgets[i] / 3 + 14 : 0;
+    fake_prefill(f, s);
+    if (selection == SELECTION_CURRENT)
+        return;
+    struct fake_step last = {.entries = 1, .sequence = {s}}; /* the prompt's last token has a selection too */
+    f->step--;
+    fake_select(f, &last, (uint32_t)-1);
+    f->step++;
+}
 
 /* One run: several sequences, `steps` sparse steps, residency forced about. GROWING: lists usually take a
- * third of their budget, some steps all of it, each list its own. */
+ * third of their budget, some steps all of it, each list its own. HASTY: steps follow at each other's heels,
+ * and sequences are closed between them. */
 static void run_sparse(uint64_t seed, uint32_t selection, int32_t runs, unsigned how)
 {
     struct planner_options options = fake_options();
     bool no_elastic = options.no_elastic = how & NO_ELASTIC;
     struct fake *f = fake_create(&options, seed);
-    uint32_t n = 3, budgets[] = {96, 60, 200};
+    uint32_t n = 3;
     planner_force(f->planner, runs < 0 ? (int32_t)fake_random(f, 4) : runs);
-    for (uint32_t i = 0; i < n; i++) {
-        struct fake_open open = OPEN_SPARSE;
-        open.budget = budgets[i];
-        open.prompt = 250 + fake_random(f, 100);
-        open.token_seed = 10 + i;
-        fake_open(f, &f->sequences[i], 100 + i, &open);
-        f->sequences[i].base = how & GROWING ? budgets[i] / 3 + 14 : 0;
-        fake_prefill(f, &f->sequences[i]);
-        if (selection != SELECTION_CURRENT) { /* the last token of the prompt has a selection too */
-            struct fake_step last = {.entries = 1, .sequence = {&f->sequences[i]}};
-            f->step--;
-            fake_select(f, &last, (uint32_t)-1);
-            f->step++;
-        }
-    }
+    for (uint32_t i = 0; i < n; i++)
+        open_sparse(f, i, selection, how);
     uint32_t steps = fake_often(210, 80);
+    f->hasty = how & HASTY;
     for (uint32_t i = 0; i < steps; i++) {
         if (runs < 0 && fake_random(f, 12) == 0)
             planner_force(f->planner, (int32_t)fake_random(f, 4));
+        if (how == HASTY && fake_random(f, 25) == 0) {
+            uint32_t k = fake_random(f, n);
+            fake_close(f, &f->sequences[k]);
+            open_sparse(f, k, selection, how);
+        }
         while (planner_idle(f->planner, clock_now_ns()) && fake_random(f, 3))
             continue;
         struct fake_step step = {.selection = selection, .late_topk = fake_random(f, 2)};
@@ -87,6 +103,7 @@ static void run_sparse(uint64_t seed, uint32_t selection, int32_t runs, unsigned
     }
     assert_int_equal(f->reselects, 0);
     assert_int_equal(f->broken, 0);
+    planner_commit(f->planner, true);
     for (uint32_t i = 0; i < n; i++) {
         fake_check_host(f, &f->sequences[i], 0, f->sequences[i].next);
         uint32_t drafts = f->planner->sequences[f->sequences[i].index].drafts_used;
@@ -147,6 +164,18 @@ static void test_lists_that_grow_and_shrink(void **state)
         for (int32_t runs = -1; runs <= 3; runs += 1 + (runs == 0))
             run_sparse(60 + 10 * mode + (uint64_t)runs, mode, runs, GROWING);
     run_sparse(91, SELECTION_CURRENT, 0, NO_ELASTIC | GROWING);
+}
+
+/* Rows of a step go back behind the tables of the next one, in which others are planned, brought back and let
+ * go. */
+static void test_steps_at_each_others_heels(void **state)
+{
+    (void)state;
+    for (uint32_t mode = SELECTION_CURRENT; mode <= SELECTION_MIXED; mode++)
+        for (int32_t runs = -1; runs <= 3; runs++)
+            run_sparse(110 + 10 * mode + (uint64_t)runs, mode, runs, HASTY);
+    run_sparse(141, SELECTION_CURRENT, -1, HASTY | NO_ELASTIC);
+    run_sparse(142, SELECTION_MIXED, -1, HASTY | GROWING);
 }
 
 /* A short set counts as all positions in layers on the device, as its lists in the others. */
@@ -300,6 +329,7 @@ int main(void)
         cmocka_unit_test(test_sparse_mixed),
         cmocka_unit_test(test_sparse_without_elastic),
         cmocka_unit_test(test_lists_that_grow_and_shrink),
+        cmocka_unit_test(test_steps_at_each_others_heels),
         cmocka_unit_test(test_what_is_attended_is_counted),
         cmocka_unit_test(test_slots_that_are_others_than_drafted),
         cmocka_unit_test(test_slots_of_one_that_waits),
