@@ -310,13 +310,14 @@ static struct shape shape_of(const struct step_gpu *g)
  * which the next step has, mostly with the same batch. Each takes some ms, that step would wait for them. */
 static int foresee(struct step_gpu *g, struct err *err)
 {
-    struct control_flag *flag = control_flag_at(g->control, FLAG_RESIDENT_PROPOSED);
+    const struct control_flag *flag = control_flag_at(g->control, FLAG_RESIDENT_PROPOSED);
     uint32_t version = atomic_load_explicit(&flag->value, memory_order_acquire);
-    if (version == g->foreseen || g->record->kind != STEP_SPARSE || g->figures.launched == 0)
+    if (version == g->foreseen || g->record->kind != STEP_SPARSE || g->figures.launched == 0 ||
+        version - g->record->resident_version >= FLAG_ABORT_AHEAD / 2)
         return 0;
     g->foreseen = version;
     uint32_t resident = g->control->resident_layers[version % CONTROL_RESIDENT_RING];
-    if (resident > g->layout.layers || flag_aborted(flag, version))
+    if (resident > g->layout.layers) /* begin_step says so */
         return 0;
     const struct tables_gpu_use now = g->use;
     int r = 0;
