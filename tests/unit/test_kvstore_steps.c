@@ -120,7 +120,7 @@ static void run_sparse(uint64_t seed, uint32_t selection, int32_t runs, unsigned
         if (runs == 0 && no_elastic)
             assert_true(c->bytes_loaded >= c->bytes_if_reloaded * 9 / 10 &&
                         c->bytes_loaded <= c->bytes_if_reloaded);
-        if (runs == 0 && !no_elastic)
+        if (runs == 0 && !no_elastic && how != HASTY) /* there it may have been opened just now */
             assert_true(c->bytes_loaded > 0 && c->bytes_loaded < c->bytes_if_reloaded);
         if (runs == 3)
             assert_int_equal(c->rows_loaded, 0);
