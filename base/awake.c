@@ -29,7 +29,7 @@ struct awake {
     uint32_t count;
     struct keeper *keepers;
     _Atomic int64_t until_ns;
-    _Atomic uint32_t news;     /* a futex: grows when `until_ns` was in the past, and at the end */
+    _Atomic uint32_t news;     /* a futex: grows with a hint while threads sleep, and at the end */
     atomic_uint asleep, spins; /* threads */
     atomic_bool stopping;
 };
@@ -42,10 +42,15 @@ static void pause_a_little(void)
 #endif
 }
 
+static bool goes_on(struct awake *a)
+{
+    return !a->stopping && clock_now_ns() < atomic_load(&a->until_ns);
+}
+
 static void keep(struct awake *a)
 {
     atomic_fetch_add(&a->spins, 1);
-    while (!a->stopping && clock_now_ns() < atomic_load_explicit(&a->until_ns, memory_order_relaxed)) {
+    while (goes_on(a)) {
         pause_a_little();
         sched_yield();
     }
@@ -66,9 +71,9 @@ static void *keeper_main(void *arg)
     while (!a->stopping) {
         uint32_t news = atomic_load(&a->news);
         keep(a);
-        atomic_fetch_add(&a->asleep,
-                         1); /* before the look at `news`; awake_hint does it the other way round */
-        if (!a->stopping && atomic_load(&a->news) == news)
+        /* Before the last look at `until_ns`; awake_hint does it the other way round: one sees the other. */
+        atomic_fetch_add(&a->asleep, 1);
+        if (!a->stopping && !goes_on(a))
             syscall(SYS_futex, &a->news, FUTEX_WAIT_PRIVATE, news, NULL, NULL, 0);
         atomic_fetch_sub(&a->asleep, 1);
     }
