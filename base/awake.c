@@ -1,11 +1,14 @@
-/* See awake.h. `until_ns` and `news` are written by whoever hints. It must hold no lock. */
+/* See awake.h. What keepers share lies in shared memory: `until_ns` and `news` are written by whoever
+ * hints, the rest by the keepers. It must hold no lock. */
 #include "base/awake.h"
 
 #include <limits.h>
 #include <linux/futex.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -13,25 +16,21 @@
 #include "base/alloc.h"
 #include "base/check.h"
 #include "base/clock.h"
-#include "base/thread.h"
 
 #define AWAKE_NS (20 * CLOCK_MS) /* a step of any size, and what lies between two */
 
 enum { PAUSES = 20 }; /* about a microsecond */
 
-struct keeper {
-    struct awake *awake;
-    pthread_t thread;
-    int processor;
+struct shared {
+    _Atomic int64_t until_ns;
+    _Atomic uint32_t news;     /* a futex: grows with a hint while keepers sleep */
+    atomic_uint asleep, spins; /* keepers */
 };
 
 struct awake {
     uint32_t count;
-    struct keeper *keepers;
-    _Atomic int64_t until_ns;
-    _Atomic uint32_t news;     /* a futex: grows with a hint while threads sleep, and at the end */
-    atomic_uint asleep, spins; /* threads */
-    atomic_bool stopping;
+    pid_t *keepers;
+    struct shared *shared;
 };
 
 static void pause_a_little(void)
@@ -42,90 +41,99 @@ static void pause_a_little(void)
 #endif
 }
 
-static bool goes_on(struct awake *a)
+static bool goes_on(struct shared *s)
 {
-    return !a->stopping && clock_now_ns() < atomic_load(&a->until_ns);
+    return clock_now_ns() < atomic_load(&s->until_ns);
 }
 
-static void keep(struct awake *a)
+static void keep(struct shared *s)
 {
-    atomic_fetch_add(&a->spins, 1);
-    while (goes_on(a)) {
+    atomic_fetch_add(&s->spins, 1);
+    while (goes_on(s)) {
         pause_a_little();
         sched_yield();
     }
-    atomic_fetch_sub(&a->spins, 1);
+    atomic_fetch_sub(&s->spins, 1);
 }
 
-static void *keeper_main(void *arg)
+/* Runs behind fork in a process that may have had threads: system calls alone. */
+static void keeper_main(struct shared *s, int processor, pid_t parent)
 {
-    struct keeper *k = arg;
-    struct awake *a = k->awake;
-    prctl(PR_SET_NAME, "awake");
     cpu_set_t set;
     CPU_ZERO(&set);
-    CPU_SET(k->processor, &set);
+    CPU_SET(processor, &set);
     struct sched_param param = {0};
+    prctl(PR_SET_NAME, "awake");
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent || close_range(0, UINT_MAX, 0) < 0) /* peers see the end of the parent's */
+        return;
     if (sched_setaffinity(0, sizeof set, &set) < 0 || sched_setscheduler(0, SCHED_IDLE, &param) < 0)
-        return NULL; /* with another policy it would take time from those who work */
-    while (!a->stopping) {
-        uint32_t news = atomic_load(&a->news);
-        keep(a);
+        return; /* with another policy it would take time from those who work */
+    for (;;) {
+        uint32_t news = atomic_load(&s->news);
+        keep(s);
         /* Before the last look at `until_ns`; awake_hint does it the other way round: one sees the other. */
-        atomic_fetch_add(&a->asleep, 1);
-        if (!a->stopping && !goes_on(a))
-            syscall(SYS_futex, &a->news, FUTEX_WAIT_PRIVATE, news, NULL, NULL, 0);
-        atomic_fetch_sub(&a->asleep, 1);
+        atomic_fetch_add(&s->asleep, 1);
+        if (!goes_on(s))
+            syscall(SYS_futex, &s->news, FUTEX_WAIT, news, NULL, NULL, 0);
+        atomic_fetch_sub(&s->asleep, 1);
     }
-    return NULL;
 }
 
 void awake_create(struct awake **ret, uint32_t cores)
 {
     CHECK(cores >= 1);
-    struct awake *a = mem_alloc(1, sizeof *a);
     cpu_set_t set;
     CPU_ZERO(&set);
     if (sched_getaffinity(0, sizeof set, &set) < 0)
         CPU_ZERO(&set); /* more processors than the set has room for: none is kept awake */
+    void *shared =
+        mmap(NULL, sizeof(struct shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared == MAP_FAILED)
+        check_exhausted("no memory for the keepers of processors; expected a page (ulimit -v)");
+    struct awake *a = mem_alloc(1, sizeof *a);
+    a->shared = shared;
     a->keepers = mem_alloc(cores, sizeof *a->keepers);
-    for (int p = 0; p < CPU_SETSIZE && a->count < cores; p++)
-        if (CPU_ISSET(p, &set))
-            a->keepers[a->count++] = (struct keeper){.awake = a, .processor = p};
-    for (uint32_t i = 0; i < a->count; i++)
-        thread_start(&a->keepers[i].thread, keeper_main, &a->keepers[i]);
+    pid_t parent = getpid(), keeper = 0;
+    for (int p = 0; p < CPU_SETSIZE && a->count < cores && keeper >= 0; p++) {
+        if (!CPU_ISSET(p, &set))
+            continue;
+        keeper = fork();
+        if (keeper == 0) {
+            keeper_main(a->shared, p, parent);
+            _exit(0);
+        }
+        if (keeper > 0)
+            a->keepers[a->count++] = keeper;
+    }
     *ret = a;
 }
 
-static void tell(struct awake *a)
-{
-    atomic_fetch_add(&a->news, 1);
-    if (atomic_load(&a->asleep))
-        syscall(SYS_futex, &a->news, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
-}
-
+/* Nobody waits for their end: it may take seconds, and what is left of them goes with this process. */
 void awake_free(struct awake **awake)
 {
     struct awake *a = *awake;
     if (!a)
         return;
     *awake = NULL;
-    a->stopping = true;
-    tell(a);
     for (uint32_t i = 0; i < a->count; i++)
-        pthread_join(a->keepers[i].thread, NULL);
+        kill(a->keepers[i], SIGKILL);
+    munmap(a->shared, sizeof *a->shared);
     mem_free(&a->keepers);
     mem_free(&a);
 }
 
 void awake_hint(struct awake *a)
 {
-    atomic_store(&a->until_ns, clock_now_ns() + AWAKE_NS);
-    if (atomic_load(&a->asleep))
-        tell(a);
+    struct shared *s = a->shared;
+    atomic_store(&s->until_ns, clock_now_ns() + AWAKE_NS);
+    if (atomic_load(&s->asleep)) {
+        atomic_fetch_add(&s->news, 1);
+        syscall(SYS_futex, &s->news, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    }
 }
 
 uint32_t awake_count(const struct awake *a)
 {
-    return atomic_load(&a->spins);
+    return atomic_load(&a->shared->spins);
 }
