@@ -132,6 +132,30 @@ static void test_graphs_are_foreseen(void **state)
     rig_close(&g);
 }
 
+/* A proposal in nearly every step, with three batches a turn that lose sequences: most graphs are made for
+ * steps that never come, more than are kept, and the one that runs stays whole. */
+static void test_proposals_while_batches_change(void **state)
+{
+    (void)state;
+    open_gpu();
+    for (uint32_t i = 1; i <= 6; i++)
+        ask(&g, i, i, PROMPT + 5 * i, plain(6 + 5 * i, 0, i % 3));
+    for (uint32_t turns = 0; g.results[6].done == 0; turns++) {
+        g.store.offload_from = turns * 5 % 14;
+        atomic_store(&g.store.offload_step, stepper_next(g.stepper) + turns % 3);
+        turn(&g);
+    }
+    finish(&g);
+    assert_true(figures().captured > STEP_GPU_GRAPHS);
+    atomic_store(&g.store.offload_step, 0);
+    store_offload(&g.store, g.layout.layers);
+    for (uint32_t i = 1; i <= 6; i++) {
+        alone(i, PROMPT + 5 * i, 6 + 5 * i);
+        check_equal(i, 6 + 5 * i);
+    }
+    rig_close(&g);
+}
+
 /* More shapes than are kept: the oldest gives way. */
 static void test_many_graphs(void **state)
 {
@@ -425,6 +449,7 @@ int main(void)
         cmocka_unit_test(test_mixture),
         cmocka_unit_test(test_graphs),
         cmocka_unit_test(test_graphs_are_foreseen),
+        cmocka_unit_test(test_proposals_while_batches_change),
         cmocka_unit_test(test_many_graphs),
         cmocka_unit_test(test_sampling),
         cmocka_unit_test(test_faults),
