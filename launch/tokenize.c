@@ -72,12 +72,12 @@ static int read_options(struct options *o, int argc, char **argv)
     const struct option_entry *table = encode ? tokenize_table : detokenize_table;
     int r = options_parse(table, argc, argv, o, &err);
     if (r == 1) {
-        puts(encode ? "Usage: specontext tokenize -m MODEL [-p TEXT | -f FILE] [options]\n\nPrints the "
-                      "tokens of a "
-                      "text (from standard input when neither -p nor -f is given): id and what it stands for."
-                    : "Usage: specontext detokenize -m MODEL [ID...] [options]\n\nPrints the text of token "
-                      "ids (from "
-                      "standard input when none are given; separated by space or comma).");
+        puts(encode ? "Usage: specontext tokenize -m MODEL [-p TEXT | -f FILE] [options]\n\n"
+                      "Prints the tokens of a text (from standard input when neither -p nor -f is given): "
+                      "id and what it stands for."
+                    : "Usage: specontext detokenize -m MODEL [ID...] [options]\n\n"
+                      "Prints the text of token ids (from standard input when none are given; separated by "
+                      "space or comma).");
         options_help(table, stdout);
         return 0;
     }

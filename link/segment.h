@@ -21,8 +21,8 @@ int segment_create(const char *name, uint64_t bytes, struct segment *ret, struct
  * a memfd sealed against shrinking and long enough, so that no access can fault. */
 int segment_map(int fd, uint64_t bytes, struct segment *ret, struct err *err);
 
-/* As above with `reserve` bytes of address space, into which the segment grows without ever moving. The
- * second maps all of the file. */
+/* As above with `reserve` bytes of address space, into which the segment grows without ever moving; of 2 MiB
+ * and more it begins where a huge page can. The second maps all of the file. */
 int segment_create_reserved(const char *name, uint64_t bytes, uint64_t reserve, struct segment *ret,
                             struct err *err);
 int segment_map_reserved(int fd, uint64_t reserve, struct segment *ret, struct err *err);

@@ -98,6 +98,8 @@ static void a_reserved_segment_grows_in_place(void **state)
     struct segment a, b;
     assert_int_equal(segment_create_reserved("test", PAGE, 1ull << 30, &a, NULL), 0);
     assert_int_equal(segment_map_reserved(dup(a.fd), 1ull << 30, &b, NULL), 0);
+    assert_int_equal((uintptr_t)a.at % (2u << 20), 0); /* where a huge page can begin */
+    assert_int_equal((uintptr_t)b.at % (2u << 20), 0);
     uint8_t *was = a.at;
     was[0] = 1;
     for (uint64_t pages = 2; pages < 200; pages = pages * 2 + 1) {
