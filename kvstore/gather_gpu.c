@@ -15,9 +15,7 @@
 
 #include "base/alloc.h"
 #include "base/check.h"
-#include "base/clock.h"
 #include "base/trace.h"
-#include "kvstore/populate.h"
 
 enum {
     TIMES = 8,                 /* of registrations that are kept */
@@ -27,8 +25,6 @@ enum {
     TOUCH_BYTES = 1 << 19,
     NO_LAUNCH = 0xffffffff
 };
-
-#define HOLD_NS (INT64_C(500) * 1000) /* several times what one piece takes */
 
 struct rows_list { /* moves of one group's loads, good for any of its layers */
     const struct cuda_move *moves;
@@ -65,17 +61,6 @@ static void touch_part(void *arg, int index, int thread)
     madvise(t->at + from, left < TOUCH_BYTES ? left : TOUCH_BYTES, MADV_POPULATE_WRITE);
 }
 
-/* Nobody touches memory meanwhile: beside four threads that do, 4 MiB took 3.6 ms and up to 17 (p50 0.4). */
-static int register_held(struct gather_gpu *g, void *at, uint64_t bytes, struct err *err)
-{
-    struct populate *populate = g->gather->blocks->populate;
-    bool held = populate && populate_hold(populate, clock_now_ns() + HOLD_NS);
-    int r = device_gpu_register(g->device, at, bytes, err);
-    if (held)
-        populate_release(populate);
-    return r;
-}
-
 static void register_stretch(struct gather_gpu *g, uint32_t stretch, bool populated)
 {
     void *at = NULL;
@@ -89,7 +74,7 @@ static void register_stretch(struct gather_gpu *g, uint32_t stretch, bool popula
         trace_end(TRACE_TOUCH, begin);
     }
     if (r == 0)
-        r = register_held(g, at, bytes, err);
+        r = device_gpu_register(g->device, at, bytes, err);
     if (r < 0) {
         err_prefix(err, r, "host arena: %llu bytes for the GPU", (unsigned long long)bytes);
         return;

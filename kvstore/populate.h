@@ -1,10 +1,9 @@
-/* Memory touched for the first time on threads of its own, ahead of need: the kernel zeroes each page
- * then, which takes 0.5 ms a MiB.
+/* Memory touched for the first time on threads of its own, ahead of need: the kernel zeroes each page then,
+ * which takes 0.5 ms a MiB.
  *
- * One owner, who says how far (populate_aim) and asks what is done; the threads, of low priority, go
- * through stretches in ascending order, in small pieces, and never write to the memory's bytes. Each
- * stretch is done by one of them, which alone says so. The owner may touch and use any of the memory
- * meanwhile. */
+ * One owner, who says how far (populate_aim) and asks what is done; the threads, of low priority, go through
+ * stretches in ascending order, in small pieces, and never write to the memory's bytes. Each stretch is done
+ * by one of them, which alone says so. The owner may touch and use any of the memory meanwhile. */
 #ifndef KVSTORE_POPULATE_H
 #define KVSTORE_POPULATE_H
 
@@ -31,11 +30,6 @@ void populate_free(struct populate **populate);
 /* Stretches [0, stretches) shall be populated; what the memory is mapped from is that long. Fewer than
  * before: those that nobody has begun with are left. Wakes threads only when there is more to do. */
 void populate_aim(struct populate *populate, uint32_t stretches);
-
-/* Waits, busily, until no thread touches memory, at most to `until_ns` of clock_now_ns, and keeps them
- * from it until the release. False: they did not come to an end in time, and go on. */
-bool populate_hold(struct populate *populate, int64_t until_ns);
-void populate_release(struct populate *populate);
 
 /* Whether a stretch has been. Never, when there was no memory for it. Any thread. */
 bool populate_is_done(const struct populate *populate, uint32_t stretch);

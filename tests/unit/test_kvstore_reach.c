@@ -87,36 +87,6 @@ static void test_threads_touch_as_far_as_told(void **state)
     }
 }
 
-/* While they are held threads touch nothing; the hold waits for what has begun, but no longer than it may. */
-static void test_a_hold_keeps_threads_from_touching(void **state)
-{
-    (void)state;
-    struct segment s;
-    struct err err = {0};
-    struct populate *p;
-    uint64_t bytes = 16 * STRETCH;
-    assert_int_equal(segment_create_reserved("held", bytes, bytes, &s, &err), 0);
-    struct populate_params params = {.at = s.at, .bytes = bytes, .stretch_bytes = STRETCH, .threads = 3};
-    populate_create(&p, &params);
-    assert_true(populate_hold(p, clock_now_ns() + FAKE_PATIENCE));
-    populate_aim(p, 16);
-    for (int i = 0; i < 100; i++) {
-        sched_yield();
-        assert_false(is_there(s.at, bytes));
-    }
-    populate_release(p);
-    for (uint32_t i = 0; i < 16; i++) {
-        bool held = populate_hold(p, clock_now_ns() + FAKE_PATIENCE);
-        assert_true(held);
-        populate_release(p);
-        wait_done(p, i);
-    }
-    assert_true(is_there(s.at, bytes));
-    assert_true(populate_hold(p, 0)); /* nobody is at work: there is nothing to wait for */
-    populate_free(&p);                /* held as they are */
-    segment_close(&s);
-}
-
 /* A stretch that there is no memory for is never done; those behind it are. */
 static void test_what_cannot_be_touched_is_not_done(void **state)
 {
@@ -470,7 +440,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_threads_touch_as_far_as_told),
-        cmocka_unit_test(test_a_hold_keeps_threads_from_touching),
         cmocka_unit_test(test_what_cannot_be_touched_is_not_done),
         cmocka_unit_test(test_steps_go_on_while_memory_is_touched),
         cmocka_unit_test(test_steps_find_all_in_place),
