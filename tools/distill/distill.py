@@ -13,7 +13,8 @@ embedding, the model's hidden states, of the token before, that enter these laye
 --features is target); views, taps (embeddings of the tokens before instead: see head.py); q_heads, head_dim, pool (max,
 mean), lr, steady (weight of what changes between adjacent selections), fresh (1: not from --start), settled (1: the
 head it begins from is nearly trained, so the later losses count at once), cross, missed, output, local (weights of the
-later losses: .05, 4, 0, 0), name. The loss goes from cross entropy over the positions that Top-K may pick (sinks and
+later losses: .05, 4, 0, 0), lag (share of steps in which a query takes the set of the token before it, as `--selection
+previous` does: 0), name. The loss goes from cross entropy over the positions that Top-K may pick (sinks and
 window are always attended, so they are left out) to the mass that a soft Top-K misses and, with `output`, the KL of the
 model's next token, with `local` an estimate of it from each layer's attention (output.py): these tell positions near
 the threshold apart, where the mass moves all of them. Rotations are relative and the head has no biases, so an offset
@@ -21,7 +22,7 @@ added to all positions changes nothing: distances up to --context are learnt fro
 
 Held-out documents fall into two: heads are chosen by their figures on "choose", "report" is what may be told. With
 `output` or `local` these are mass, overlap, KL, share of likeliest tokens that stay, rise of log perplexity (else the
-first two).
+first two); with `lag` the same of sets of the token before is printed, too.
 --seconds counts from the program's start and leaves room for the last evaluation; the schedule follows it.
 
 FOLDER gets, at each evaluation, NAME.safetensors for every head, with its calibration, results.json and state.pt
@@ -156,15 +157,16 @@ class Evaluation:
             self.items.append((kind, split, ids, queries, mass.to(torch.bfloat16), states))
 
     @torch.no_grad()
-    def measure(self, first, scores, seen=None):
+    def measure(self, first, scores, seen=None, lag=0):
         """scores(ids, queries, future, p, states) -> [groups][kv][m][n]. {kind or split: {budget: (mass, overlap)}},
         with an output (mass, overlap, KL, likeliest token kept, rise of log perplexity). seen(split, p, z, chosen,
-        candidates, future) is called for each budget."""
+        candidates, future) is called for each budget. lag 1: sets are those of the token before."""
         got = {}
         for kind, split, ids, queries, mass, states in self.items:
-            future, candidates = masks(queries, len(ids))
+            future, _ = masks(queries, len(ids))
+            unseen, candidates = masks(queries - lag, len(ids))
             p = merge(mass, first)
-            z = scores(ids, queries, future, p, states)
+            z = scores(ids, queries - lag, unseen, p, states)
             answers = answers_of(self.llm, self.output, ids, queries) if self.output else None
             for b in BUDGETS:
                 k = b - SINKS - WINDOW - 1
@@ -178,12 +180,12 @@ class Evaluation:
                     seen(split, p, z, chosen, candidates, future)
         return {key: {b: tuple(np.mean(v, 0)) for b, v in by.items()} for key, by in got.items()}
 
-    def head(self, head, seen=None):
+    def head(self, head, seen=None, lag=0):
         def scores(ids, queries, future, p, states):
             own = {l: states[l] for l in head.layers}
             return head(Inputs(self.llm.embedding[ids], head.eps, head.taps, own), queries, future)
 
-        return self.measure(head.first, scores, seen)
+        return self.measure(head.first, scores, seen, lag)
 
     def calibrated(self, head):
         """The head's figures and the text of its calibration, fitted on the documents to choose by."""
@@ -242,13 +244,13 @@ def layer_list(text, separator, layers):
 def parse_head(text):
     o = {"groups": 1, "split": "even", "layers": "", "q_heads": 0, "head_dim": 0, "views": 1, "taps": 1, "fresh": 0,
          "settled": 0, "start": "", "pool": "mean", "lr": 0.0, "steady": None, "cross": 0.05, "missed": 4.0,
-         "output": 0.0, "local": 0.0, "name": text}
+         "output": 0.0, "local": 0.0, "lag": 0.0, "name": text}
     for part in text.split(","):
         key, _, value = part.partition("=")
         if key not in o:
             raise SystemExit(f"--head: found {key}, expected {', '.join(o)}")
         texts = ("pool", "name", "split", "layers", "start")
-        reals = ("lr", "steady", "cross", "missed", "output", "local")
+        reals = ("lr", "steady", "cross", "missed", "output", "local", "lag")
         o[key] = value if key in texts else float(value) if key in reals else int(value)
     return o
 
@@ -275,13 +277,16 @@ class Student:
             len(shared) > 0), lr=self.lr, betas=(0.9, 0.98))
         self.recent, self.settled = [], o["settled"]
         self.cross, self.missed, self.output, self.local = (o[n] for n in ("cross", "missed", "output", "local"))
+        self.lag = o["lag"]
 
     def step(self, inputs, queries, p, k, progress, warm, answers, senses):
-        future, candidates = masks(queries, inputs.count)
+        future, _ = masks(queries, inputs.count)
+        asked = queries - 1 if float(torch.rand(())) < self.lag else queries
+        unseen, candidates = masks(asked, inputs.count)
         late = 1 if self.settled else min(max((progress - 0.1) / 0.3, 0), 1)
         width = 0.5 - 0.25 * progress  # of the soft Top-K's edge
         share = shares(self.head.first).to(p.device)
-        z = self.head(inputs, queries, future)
+        z = self.head(inputs, asked, unseen)
         cross, missed, changed = losses(z, p, candidates, k, share, width, self.steady > 0)
         loss = (1 - late + late * self.cross) * cross + late * (self.missed * missed + 4 * self.steady * changed)
         kl = local = torch.zeros_like(missed)
@@ -309,7 +314,7 @@ class Student:
         made_of = f"states entering {seen}" if seen else f"{h.views} views of {h.taps} tokens"
         return (f"{h.groups} groups, {made_of}, {h.q_heads} query heads of {h.head_dim}, pool {h.pool}, "
                 f"lr {self.lr:g}, steady {self.steady:g}" + "".join(
-                    f", {n} {getattr(self, n):g}" for n in ("cross", "missed", "output", "local")))
+                    f", {n} {getattr(self, n):g}" for n in ("cross", "missed", "output", "local", "lag")))
 
     def report(self):
         means = torch.stack(self.recent).mean(0).tolist()
@@ -467,6 +472,8 @@ def baselines(evaluation, students, start, states, llm, o, say):
     begin = time.monotonic()
     for s in students:
         results[f"begin {s.name}"] = evaluation.head(s.head)
+        if s.lag > 0:
+            results[f"begin {s.name} previous"] = evaluation.head(s.head, lag=1)
     took = time.monotonic() - begin
     for name, got in results.items():
         say(line(name, got) + output_line(name, got))
@@ -503,6 +510,10 @@ def main():
             results[s.name] = save(s, evaluation, o, llm, meta.get("general.name", "the model"), context, step)
             say(line(f"{kind} {step} {s.name}", results[s.name], results[f"oracle {parted(s.head.first)}"],
                      results["recency"]) + output_line(s.name, results[s.name]))
+            if s.lag > 0:
+                name = s.name + " previous"
+                results[name] = evaluation.head(s.head, lag=1)
+                say(line(name, results[name]) + output_line(name, results[name]))
         with open(os.path.join(o.output, "results.json"), "w") as f:
             json.dump(results, f, indent=1)
 
