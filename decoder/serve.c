@@ -359,6 +359,8 @@ static void handle_post(struct serve *s, struct post *post)
         r = bus_send(s->retriever, &post->msg);
         if (r < 0 && post->msg.kind == MSG_OPEN && (post->msg.open.flags & OPEN_REUSE))
             r = refuse_open(s, &post->msg, r);
+        if (r == -ENOTCONN && post->msg.kind == MSG_CLOSE)
+            r = 0; /* it is gone, and the sequence's keys with it: nobody is left to be told */
         if (post->msg.kind == MSG_STEP)
             trace(TRACE_TOLD, (uint32_t)post->msg.id);
         break;
