@@ -27,7 +27,10 @@ enum {
  * touch takes 0.56 ms a MiB: one thread has those 256 MiB within 144 ms, 15 steps of 10 ms. A prompt's
  * blocks (1.3 to 2 GB/s at 10 to 15 thousand tokens a second) take one thread about as long as they take
  * to be computed, so there are four. 1B: blocks of 2 MiB, 1 MiB a step, steps of 2.5 ms, whose 0.6 ms hold
- * 4 to 8. 70B, 64 sequences: blocks of 20 MiB, 20 MiB a step, just. */
+ * 4 to 8. 70B, 64 sequences: blocks of 20 MiB, 20 MiB a step, just.
+ *
+ * In a decode step one in five takes 6 to 15 ms, whoever is at work beside it, and the next step waits for
+ * it (bench/results/2026-11-30-awake-h200.md): memory suffices, time does not always. */
 #define STEP_NS (8 * CLOCK_MS)
 
 void reach_start(struct planner *p)
