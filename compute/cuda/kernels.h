@@ -212,9 +212,9 @@ struct cuda_move {
 };
 /* Gather: mapped host memory -> pieces of layers [first_layer, first_layer + layers); scatter: the other
  * way. `count` moves; a move with any number out of range is left out. `blocks` 1 .. 64 of 512 threads (0:
- * 16, which fills the link and leaves the other multiprocessors alone). piece_bytes, host offsets:
- * multiples of 16. Bytes: count * layers * piece_bytes over the link; floor: that over the link rate, for
- * runs of >= 2 KiB. */
+ * 8, which fill the link; 16 carry no more, and hold up the reads of everybody else). piece_bytes, host
+ * offsets: multiples of 16. Bytes: count * layers * piece_bytes over the link; floor: that over the link
+ * rate, for runs of >= 2 KiB. */
 struct cuda_moves {
     struct cuda_kv_view kv;
     uint8_t *host_base; /* device address of mapped host memory */

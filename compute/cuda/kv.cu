@@ -5,7 +5,7 @@
  * rounds K and V to the pieces' type. A number out of range means that nothing is written. Stateless. */
 #include "compute/cuda/launch.cuh"
 
-enum { WRITE_THREADS = 256, MOVE_THREADS = 512, MOVE_BLOCKS = 16, MOVE_BLOCKS_MAX = 64, UNROLL = 4 };
+enum { WRITE_THREADS = 256, MOVE_THREADS = 512, MOVE_BLOCKS = 8, MOVE_BLOCKS_MAX = 64, UNROLL = 4 };
 
 /* A thread takes 8 elements of K or V. */
 template <bool BF16> __global__ void __launch_bounds__(WRITE_THREADS) kv_write_kernel(struct cuda_kv_write w)
