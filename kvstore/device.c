@@ -18,7 +18,7 @@ static int memory_take(struct device *d, struct err *err)
         return r;
     }
     void *at = NULL;
-    r = device_gpu_alloc(d->gpu, d->bytes, &d->gpu->kv_bytes, &at, err);
+    r = device_gpu_alloc(d->gpu, gpu_export_bytes(d->bytes), &d->gpu->kv_bytes, &at, err);
     if (r < 0)
         return r;
     d->base = at;
@@ -80,7 +80,7 @@ void device_close(struct device *d)
         segment_close(&d->segment);
     if (d->gpu && d->base) {
         device_gpu_wait_all(d->gpu);
-        device_gpu_free(d->gpu, d->bytes, &d->gpu->kv_bytes, d->base);
+        device_gpu_free(d->gpu, gpu_export_bytes(d->bytes), &d->gpu->kv_bytes, d->base);
     }
     memset(d, 0, sizeof *d);
     d->segment.fd = -1;
