@@ -22,7 +22,7 @@
 #include "compute/cuda/kernels.h"
 #include "compute/cuda/sets.h"
 
-#define GPU_API_VERSION 8
+#define GPU_API_VERSION 9
 #define GPU_API_SYMBOL  "specontext_gpu_api" /* const struct gpu_api *specontext_gpu_api(void) */
 #define GPU_IPC_BYTES   64
 
@@ -88,12 +88,16 @@ struct gpu_api {
                          struct err *err);
     void (*stream_free)(struct gpu *gpu, struct CUstream_st **stream);
     /* What is queued on `stream` from here on waits for what is queued on `after` now. Where `after` is being
-     * captured `stream` is from here on too, until the captured stream follows it. */
+     * captured `stream` is from here on too, until that capture ends: by then the captured stream must have
+     * followed all that was queued on it. */
     int (*stream_follow)(struct gpu *gpu, struct CUstream_st *stream, struct CUstream_st *after);
     int (*stream_sync)(struct CUstream_st *stream); /* blocks; -EIO: see check() */
     int (*stream_done)(struct CUstream_st *stream); /* 1: all work is done, 0: not yet, -EIO */
     int (*copy)(void *to, const void *from, size_t bytes, struct CUstream_st *stream); /* any direction */
-    int (*fill)(void *to, uint8_t byte, size_t bytes, struct CUstream_st *stream);     /* device memory */
+    /* `rows` rows of `bytes` each, `stride` bytes apart at both ends. */
+    int (*copy_rows)(void *to, const void *from, size_t bytes, size_t stride, size_t rows,
+                     struct CUstream_st *stream);
+    int (*fill)(void *to, uint8_t byte, size_t bytes, struct CUstream_st *stream); /* device memory */
     /* Calls call(arg) on a thread of the library when the stream comes to it; it must not call this table and
      * must be short. Not inside a capture. */
     int (*host_call)(struct CUstream_st *stream, void (*call)(void *), void *arg);

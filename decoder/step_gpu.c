@@ -62,6 +62,9 @@ struct step_gpu {
     const struct step_gpu_tables *store;
     struct tables_gpu_use use;
     uint32_t early_layers, run;
+    struct CUstream_st *beside;    /* copies what later layers need */
+    struct tables_gpu_lists lists; /* copied last */
+    int has_places[2];             /* of the step's layers: in pages, in slots */
     int capturing;
     uint8_t all[INPUTS_GPU_PHASES]
                [LIMIT_SEQUENCES]; /* entries that attend all positions in resident layers */
@@ -79,7 +82,9 @@ int step_gpu_create(const struct kv_layout *layout, struct control_header *contr
     g->control = control;
     g->sequences_max = control->sequences_max;
     g->runs = layout_runs(layout);
-    int r = tables_gpu_create(g->device, layout, control, &g->tables, err);
+    int r = g->api->stream_create(g->device->gpu, GPU_PRIORITY_NORMAL, &g->beside, err);
+    if (r == 0)
+        r = tables_gpu_create(g->device, layout, control, &g->tables, err);
     if (r == 0)
         r = inputs_gpu_create(g->device, pass_gpu_options(pass), pass_gpu_config(pass)->vocab, &g->inputs,
                               err);
@@ -116,6 +121,8 @@ void step_gpu_free(struct step_gpu **step)
     drop_graphs(g);
     inputs_gpu_free(&g->inputs);
     tables_gpu_free(&g->tables);
+    if (g->beside)
+        g->api->stream_free(g->device->gpu, &g->beside);
     mem_free(step);
 }
 
@@ -142,8 +149,46 @@ static int read_tables(struct step_gpu *g, enum places_phase phase, const _Atomi
     return g->any_all[phase] && resident > 0;
 }
 
-/* The stream's part, inside layer 0, or where the late phase begins. */
-static int enter_phase(struct step_gpu *g, enum places_phase phase, struct err *err)
+static int is_slotted(const struct step_gpu *g, uint32_t layer)
+{
+    return g->record->kind == STEP_SPARSE && layer >= g->use.resident;
+}
+
+static struct tables_gpu_lists lists_of(const struct step_gpu *g, uint32_t layer)
+{
+    return (struct tables_gpu_lists){.phase = layer < g->early_layers ? PLACES_EARLY : PLACES_LATE,
+                                     .group = layout_group_of(&g->layout, layer),
+                                     .slotted = is_slotted(g, layer)};
+}
+
+static int are_same(const struct tables_gpu_lists *a, const struct tables_gpu_lists *b)
+{
+    return a->phase == b->phase && a->group == b->group && a->slotted == b->slotted;
+}
+
+/* Copies, on `stream`, what the layer reads and those before did not. */
+static int copy_for_layer(struct step_gpu *g, uint32_t layer, struct CUstream_st *stream)
+{
+    int r = 0;
+    g->lists = lists_of(g, layer);
+    if (!g->has_places[g->lists.slotted])
+        r = tables_gpu_copy_places(g->tables, &g->use, g->lists.slotted, stream);
+    g->has_places[g->lists.slotted] = 1;
+    return r < 0 ? r : tables_gpu_copy_lists(g->tables, &g->use, &g->lists, stream);
+}
+
+/* Whether a layer of the phase that begins with `layer` reads lists that this one does not. */
+static int others_follow(const struct step_gpu *g, uint32_t layer)
+{
+    struct tables_gpu_lists first = lists_of(g, layer);
+    uint32_t end = first.phase == PLACES_EARLY ? g->early_layers : g->layout.layers;
+    struct tables_gpu_lists last = lists_of(g, end - 1);
+    return !are_same(&first, &last); /* groups and residency change in one direction only */
+}
+
+/* The stream's part, inside layer 0, or where the late phase begins. The first layer waits for its own lists
+ * alone. */
+static int enter_phase(struct step_gpu *g, enum places_phase phase, uint32_t layer, struct err *err)
 {
     int r = 0;
     if (g->capturing && phase == PLACES_LATE && g->early_layers)
@@ -156,13 +201,28 @@ static int enter_phase(struct step_gpu *g, enum places_phase phase, struct err *
         return g->capturing ? gpu_device_error(g->device, r, "a wait", err) : r;
     r = inputs_gpu_queue_rows(g->inputs, phase);
     if (g->record->kind == STEP_SPARSE) {
-        if (r == 0 && (phase == PLACES_EARLY || g->early_layers == 0))
-            r = tables_gpu_copy_shared(g->tables, &g->use);
         if (r == 0)
-            r = tables_gpu_copy_lists(g->tables, &g->use, phase);
+            r = tables_gpu_copy_counts(g->tables, &g->use, phase);
+        if (r == 0)
+            r = copy_for_layer(g, layer, g->device->stream);
+        if (r == 0 && others_follow(g, layer))
+            r = g->api->stream_follow(g->device->gpu, g->beside, g->device->stream);
     }
     for (uint32_t e = 0; r == 0 && g->record->kind == STEP_DENSE && e < g->record->entries; e++)
         r = tables_gpu_copy_pages(g->tables, g->record->step, g->record->entry[e].sequence);
+    return r < 0 ? gpu_device_error(g->device, r, "copying tables", err) : 0;
+}
+
+/* What the layer reads beyond those before is copied beside them; the stream waits for it here. */
+static int join_copies(struct step_gpu *g, uint32_t layer, struct err *err)
+{
+    struct tables_gpu_lists lists = lists_of(g, layer);
+    if (g->record->kind != STEP_SPARSE || are_same(&lists, &g->lists))
+        return 0;
+    int r = copy_for_layer(g, layer, g->beside);
+    if (r == 0)
+        r = g->api->stream_follow(g->device->gpu, g->device->stream, g->beside);
+    g->run = NO_RUN; /* the wait for the run's flag takes in both: what follows it may begin early */
     return r < 0 ? gpu_device_error(g->device, r, "copying tables", err) : 0;
 }
 
@@ -171,9 +231,11 @@ static int begin_layer(void *arg, uint32_t layer, struct pass_gpu_kv *kv, struct
     struct step_gpu *g = arg;
     int r = 0;
     if (layer == 0 && g->early_layers)
-        r = enter_phase(g, PLACES_EARLY, err);
+        r = enter_phase(g, PLACES_EARLY, layer, err);
     if (r == 0 && layer == g->early_layers)
-        r = enter_phase(g, PLACES_LATE, err);
+        r = enter_phase(g, PLACES_LATE, layer, err);
+    if (r == 0)
+        r = join_copies(g, layer, err);
     if (r < 0)
         return r;
     int sparse = g->record->kind == STEP_SPARSE;
@@ -190,9 +252,9 @@ static int begin_layer(void *arg, uint32_t layer, struct pass_gpu_kv *kv, struct
     struct pass_gpu_batch batch;
     inputs_gpu_batch(g->inputs, &batch);
     struct tables_gpu_layer at = {.layer = layer,
-                                  .phase = layer < g->early_layers ? PLACES_EARLY : PLACES_LATE,
+                                  .phase = lists_of(g, layer).phase,
                                   .sparse = sparse,
-                                  .slotted = sparse && layer >= g->use.resident,
+                                  .slotted = is_slotted(g, layer),
                                   .positions = batch.positions};
     tables_gpu_kv(g->tables, &at, kv);
     if (sparse && !at.slotted && !g->capturing && g->any_all[at.phase])
@@ -238,6 +300,7 @@ static int queue_step(struct step_gpu *g, struct err *err)
     inputs_gpu_sampling(g->inputs, &sampling);
     batch.row_count = g->sequences_max;
     g->run = NO_RUN;
+    g->has_places[0] = g->has_places[1] = 0;
     int r = inputs_gpu_queue(g->inputs);
     if (r < 0)
         return gpu_device_error(g->device, r, "copying inputs", err);

@@ -1,7 +1,7 @@
 /* The store's tables on a GPU; see tables_gpu.h. Owner: the device thread.
  *
- * The copy has the layout of one parity's table. Whole ranges of rows are copied, however few entries a batch
- * has: one copy an array costs less than one a sequence. Kernels clamp what they find there. */
+ * The copy has the layout of one parity's table. Rows are copied up to the last that a batch has: one copy an
+ * array costs less than one a sequence. Kernels clamp what they find there. */
 #include "decoder/tables_gpu.h"
 
 #include <errno.h>
@@ -79,12 +79,15 @@ void tables_gpu_free(struct tables_gpu **tables)
     mem_free(tables);
 }
 
-static int copy_range(struct tables_gpu *t, uint32_t step, uint64_t offset, uint64_t bytes)
+/* Of each of the table's `rows` rows, `stride` bytes apart from `offset` on, the first `bytes`. */
+static int copy_rows(struct tables_gpu *t, const struct tables_gpu_use *use, uint64_t offset, uint64_t bytes,
+                     uint64_t stride, struct CUstream_st *stream)
 {
     const uint8_t *table =
-        (const uint8_t *)t->control + t->header.tables_at + (step & 1) * t->header.table_bytes;
-    CHECK(offset + bytes <= t->header.table_bytes);
-    return t->api->copy((uint8_t *)t->copy + offset, table + offset, bytes, t->device->stream);
+        (const uint8_t *)t->control + t->header.tables_at + (use->step & 1) * t->header.table_bytes;
+    CHECK(bytes <= stride &&
+          offset + (use->rows ? (use->rows - 1) * stride + bytes : 0) <= t->header.table_bytes);
+    return t->api->copy_rows((uint8_t *)t->copy + offset, table + offset, bytes, stride, use->rows, stream);
 }
 
 /* Bytes of one table row of each array. */
@@ -113,31 +116,39 @@ static uint64_t slabs_row(const struct tables_gpu *t)
     return (uint64_t)t->header.layers * t->header.slabs_max * sizeof(uint64_t);
 }
 
-int tables_gpu_copy_shared(struct tables_gpu *t, const struct tables_gpu_use *use)
+int tables_gpu_copy_places(struct tables_gpu *t, const struct tables_gpu_use *use, int slotted,
+                           struct CUstream_st *stream)
 {
-    int r = use->resident > 0 ? copy_range(t, use->step, t->at.pages, use->rows * pages_row(t)) : 0;
-    if (r == 0 && use->resident < t->header.layers)
-        r = copy_range(t, use->step, t->at.slabs, use->rows * slabs_row(t));
-    if (r == 0 && use->resident < t->header.layers)
-        r = copy_range(t, use->step, t->at.writes, use->rows * writes_row(t));
-    return r;
+    if (!slotted) {
+        uint64_t resident = (uint64_t)use->resident * t->header.pages_max * sizeof(uint64_t);
+        return copy_rows(t, use, t->at.pages, resident, pages_row(t), stream);
+    }
+    int r = copy_rows(t, use, t->at.slabs, slabs_row(t), slabs_row(t), stream);
+    return r < 0 ? r : copy_rows(t, use, t->at.writes, writes_row(t), writes_row(t), stream);
 }
 
-int tables_gpu_copy_lists(struct tables_gpu *t, const struct tables_gpu_use *use, enum places_phase phase)
+int tables_gpu_copy_counts(struct tables_gpu *t, const struct tables_gpu_use *use, enum places_phase phase)
 {
-    uint64_t before = (uint64_t)phase * t->header.sequences_max;
-    int r = copy_range(t, use->step, t->at.counts + before * counts_row(t), use->rows * counts_row(t));
-    if (r == 0 && use->resident > 0)
-        r = copy_range(t, use->step, t->at.positions + before * lists_row(t), use->rows * lists_row(t));
-    if (r == 0 && use->resident < t->header.layers)
-        r = copy_range(t, use->step, t->at.slots + before * lists_row(t), use->rows * lists_row(t));
-    return r;
+    uint64_t before = (uint64_t)phase * t->header.sequences_max * counts_row(t);
+    return copy_rows(t, use, t->at.counts + before, counts_row(t), counts_row(t), t->device->stream);
+}
+
+int tables_gpu_copy_lists(struct tables_gpu *t, const struct tables_gpu_use *use,
+                          const struct tables_gpu_lists *lists, struct CUstream_st *stream)
+{
+    uint64_t group = lists_row(t) / t->header.groups,
+             before = (uint64_t)lists->phase * t->header.sequences_max * lists_row(t) + lists->group * group;
+    CHECK(lists->group < t->header.groups);
+    return copy_rows(t, use, (lists->slotted ? t->at.slots : t->at.positions) + before, group, lists_row(t),
+                     stream);
 }
 
 int tables_gpu_copy_pages(struct tables_gpu *t, uint32_t step, uint32_t sequence)
 {
+    const struct tables_gpu_use one = {.step = step, .rows = 1};
     CHECK(sequence < t->header.sequences_max);
-    return copy_range(t, step, t->at.pages + sequence * pages_row(t), pages_row(t));
+    return copy_rows(t, &one, t->at.pages + sequence * pages_row(t), pages_row(t), pages_row(t),
+                     t->device->stream);
 }
 
 static void aim_view(const struct tables_gpu *t, const struct tables_gpu_layer *l, struct cuda_kv_view *ret)

@@ -26,10 +26,21 @@ struct tables_gpu_use {
     uint32_t resident; /* layers */
 };
 
-/* Queue copies: what both phases share of a sparse step; a phase's lists; the pages of one sequence of a
- * dense step. */
-int tables_gpu_copy_shared(struct tables_gpu *t, const struct tables_gpu_use *use);
-int tables_gpu_copy_lists(struct tables_gpu *t, const struct tables_gpu_use *use, enum places_phase phase);
+/* Queue copies of a sparse step's tables: where rows lie, for layers in pages or for those in slots; how many
+ * a phase's lists have; the lists of one group of layers. At 32 sequences of 32K and 16 lists of 2048 they
+ * are 1 MB for 8 resident layers, 4 for lists of positions and 4 for lists of slots, and the first layer
+ * waits for what it needs: at 50 GB/s 20 us a MB. */
+struct tables_gpu_lists {
+    enum places_phase phase;
+    uint32_t group;
+    int slotted; /* numbers of slots; else positions */
+};
+int tables_gpu_copy_places(struct tables_gpu *t, const struct tables_gpu_use *use, int slotted,
+                           struct CUstream_st *stream);
+int tables_gpu_copy_counts(struct tables_gpu *t, const struct tables_gpu_use *use, enum places_phase phase);
+int tables_gpu_copy_lists(struct tables_gpu *t, const struct tables_gpu_use *use,
+                          const struct tables_gpu_lists *lists, struct CUstream_st *stream);
+/* The pages of one sequence of a dense step. */
 int tables_gpu_copy_pages(struct tables_gpu *t, uint32_t step, uint32_t sequence);
 
 /* Where a layer's KV lies: in slots or in pages; lists of the phase where `sparse`. `positions`: the

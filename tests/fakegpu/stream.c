@@ -19,10 +19,14 @@ struct item {
     struct fakegpu_op op;
 };
 
+enum { GUESTS_MAX = 4 };
+
 struct gpu_graph {
     struct fakegpu_op *ops;
     size_t count, capacity;
     uint32_t flags;
+    struct CUstream_st *guests[GUESTS_MAX]; /* streams that are captured with the one that began */
+    uint32_t guest_count;
 };
 
 struct CUstream_st {
@@ -38,6 +42,7 @@ struct CUstream_st {
     bool stop;
     struct gpu_graph *capture; /* owner's thread only */
     bool is_guest;             /* the capture is of a stream that this one follows */
+    bool owes;                 /* a guest: the capture's own stream has not followed it since */
     struct fakegpu_worker worker;
 };
 
@@ -155,6 +160,13 @@ int fakegpu_stream_create(struct gpu *gpu, enum gpu_priority priority, struct CU
 }
 
 /* Work that never ends (a wait that nobody released) is a fault of the program under test. */
+static void forget_guest(struct gpu_graph *g, const struct CUstream_st *guest)
+{
+    for (uint32_t i = 0; i < g->guest_count; i++)
+        if (g->guests[i] == guest)
+            g->guests[i--] = g->guests[--g->guest_count];
+}
+
 void fakegpu_stream_free(struct gpu *gpu, struct CUstream_st **address)
 {
     struct CUstream_st *s = *address;
@@ -176,7 +188,9 @@ void fakegpu_stream_free(struct gpu *gpu, struct CUstream_st **address)
     pthread_cond_destroy(&s->added);
     pthread_cond_destroy(&s->finished);
     pthread_mutex_destroy(&s->mutex);
-    if (!s->is_guest)
+    if (s->is_guest)
+        forget_guest(s->capture, s);
+    else
         fakegpu_graph_free(&s->capture);
     for (struct item *item; (item = s->spare);) {
         s->spare = item->next;
@@ -212,6 +226,7 @@ static int add_op(struct CUstream_st *s, const struct fakegpu_op *op)
         add_item(s, op);
         return 0;
     }
+    s->owes = s->is_guest;
     if (g->count == g->capacity) {
         /* Not mem_resize: operations are aligned. */
         size_t capacity = g->capacity ? 2 * g->capacity : 256;
@@ -300,17 +315,19 @@ int fakegpu_stream_follow(struct gpu *gpu, struct CUstream_st *stream, struct CU
     if (!stream || !after || stream == after)
         return -EINVAL;
     if (after->capture && !stream->capture) {
-        stream->capture = after->capture;
-        stream->is_guest = true;
+        struct gpu_graph *g = after->capture;
+        if (g->guest_count == GUESTS_MAX)
+            return -EINVAL;
+        g->guests[g->guest_count++] = stream;
+        stream->capture = g;
+        stream->is_guest = stream->owes = true;
         return 0;
     }
     if (stream->capture != after->capture) /* a captured stream cannot wait for work outside */
         return -EINVAL;
     if (stream->capture) {
-        if (!stream->is_guest && after->is_guest) {
-            after->capture = NULL;
-            after->is_guest = false;
-        }
+        if (!stream->is_guest)
+            after->owes = false;
         return 0;
     }
     struct order *o = mem_alloc(1, sizeof *o);
@@ -371,6 +388,15 @@ int fakegpu_copy(void *to, const void *from, size_t bytes, struct CUstream_st *s
     if (!to || !from)
         return -EINVAL;
     return FAKEGPU_LAUNCH(stream, run_copy, &a, NULL);
+}
+
+int fakegpu_copy_rows(void *to, const void *from, size_t bytes, size_t stride, size_t rows,
+                      struct CUstream_st *stream)
+{
+    int r = bytes <= stride ? 0 : -EINVAL;
+    for (size_t i = 0; i < rows && r == 0; i++)
+        r = fakegpu_copy((uint8_t *)to + i * stride, (const uint8_t *)from + i * stride, bytes, stream);
+    return r;
 }
 
 int fakegpu_fill(void *to, uint8_t byte, size_t bytes, struct CUstream_st *stream)
@@ -521,12 +547,24 @@ int fakegpu_capture_end(struct gpu *gpu, struct CUstream_st *stream, struct gpu_
     (void)gpu;
     if (!stream->capture)
         return err_set(err, -EINVAL, "capture_end: no capture");
+    if (stream->is_guest)
+        return err_set(err, -EINVAL, "capture_end: another stream's capture");
     *ret_graph = stream->capture;
     stream->capture = NULL;
-    if (!getenv("SPECONTEXT_FAKEGPU_NO_GRAPHS"))
+    bool unjoined = false;
+    for (uint32_t i = 0; i < (*ret_graph)->guest_count; i++) {
+        struct CUstream_st *guest = (*ret_graph)->guests[i];
+        unjoined |= guest->owes;
+        guest->capture = NULL;
+        guest->is_guest = guest->owes = false;
+    }
+    (*ret_graph)->guest_count = 0;
+    if (!unjoined && !getenv("SPECONTEXT_FAKEGPU_NO_GRAPHS"))
         return 0;
     fakegpu_graph_free(ret_graph);
-    return err_set(err, -EIO, "capture_end: refused on demand");
+    return err_set(err, -EIO,
+                   unjoined ? "capture_end: a stream's work is not followed"
+                            : "capture_end: refused on demand");
 }
 
 uint32_t fakegpu_graph_flags(const struct gpu_graph *graph)

@@ -298,6 +298,23 @@ static void test_follow(void **state)
     assert_int_equal(add(x, y, other), 0); /* no more part of the capture */
     assert_int_equal(api->stream_sync(other), 0);
     api->graph_free(&graph);
+
+    /* Followed twice; what is behind the last time is missed. */
+    for (int missed = 0; missed < 2; missed++) {
+        struct err err = {0};
+        assert_int_equal(api->capture_begin(rig.stream, NULL), 0);
+        assert_int_equal(add(x, y, rig.stream), 0);
+        assert_int_equal(api->stream_follow(rig.gpu, other, rig.stream), 0);
+        for (int i = 0; i < 2; i++) {
+            assert_int_equal(add(y, x, other), 0);
+            assert_int_equal(api->stream_follow(rig.gpu, rig.stream, other), 0);
+            assert_int_equal(add(x, y, rig.stream), 0);
+        }
+        if (missed)
+            assert_int_equal(add(y, x, other), 0);
+        assert_int_equal(api->capture_end(rig.gpu, rig.stream, &graph, &err) < 0, missed);
+        api->graph_free(&graph);
+    }
     api->stream_free(rig.gpu, &other);
     rig_close(&rig);
 }
