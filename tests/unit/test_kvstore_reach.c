@@ -328,7 +328,7 @@ static void test_the_window_is_kept(void **state)
     for (uint32_t i = 0; i < 3; i++) {
         for (uint32_t n = 0; i == 1 && n < 3; n++) { /* other sequences, so that more is wanted */
             fake_close(f, &f->sequences[n]);
-            open.prompt = 900, open.token_seed = 20 + n;
+            open.prompt = 600, open.token_seed = 20 + n;
             fake_open(f, &f->sequences[n], 20 + n, &open);
             fake_prefill(f, &f->sequences[n]);
         }
@@ -343,13 +343,17 @@ static void test_the_window_is_kept(void **state)
         assert_true(reach_step(p, seen + FROM_NS + register_ns) == INT64_MAX);
         end_step(f, &step);
     }
-    /* A dense step has no window; as far as sequences will soon come, and no further. */
+    /* A sparse step registers for what comes next. A dense one has no window, and registers for whole answers. */
     register_ns = 0;
+    uint64_t near = 0, wanted = 0;
+    for (uint32_t n = 0; n < FAKE_SEQUENCES; n++) {
+        near += (f->sequences[n].next + 1 + 256 + 63) / 64;
+        wanted += (open.capacity + 63) / 64;
+    }
+    assert_true(near + 16 < wanted);
+    assert_true(blocks_of(f, fake_gpu->registered_bytes) < near + 16);
     struct fake_step dense = {.kind = STEP_DENSE, .entries = 1, .sequence = {&f->sequences[0]}, .count = {1}};
     fake_post(f, &dense);
-    uint64_t wanted = 0;
-    for (uint32_t n = 0; n < FAKE_SEQUENCES; n++)
-        wanted += (f->sequences[n].next + (n == 0) + 256 + 63) / 64;
     reach_all(f);
     assert_true(fake_gpu->registered_bytes >= wanted * p->blocks.block_bytes);
     assert_true(blocks_of(f, fake_gpu->registered_bytes) < wanted + 16);
