@@ -582,11 +582,14 @@ void planner_raise_rows(struct planner *p, uint32_t run)
     if (planner_error(p))
         return; /* nothing is known to be in place */
     /* Rows on their way to the arena lie where the decoder writes only in slots and in staging buffers. */
-    bool pages = p->step.kind == STEP_SPARSE && residency_layers(p) == p->layout.layers;
-    if (p->device.gpu && !(pages ? device_gpu_settled(p->device.gpu) : device_gpu_idle(p->device.gpu)))
-        device_gpu_raise(p->device.gpu, flag, p->step.step);
-    else
+    bool all = residency_layers(p) == p->layout.layers,
+         pages = p->step.kind == STEP_SPARSE && run < p->residency.resident;
+    bool there = !p->device.gpu || device_gpu_idle(p->device.gpu) ||
+                 (pages && (p->step.pages_settled || (all && device_gpu_settled(p->device.gpu))));
+    if (there)
         flag_raise(flag, p->step.step);
+    else
+        device_gpu_raise(p->device.gpu, flag, p->step.step);
 }
 
 bool planner_busy(struct planner *p)

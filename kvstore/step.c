@@ -350,6 +350,15 @@ static bool all_drafted(const struct step *step, uint32_t phase)
     return true;
 }
 
+/* Runs all of whose layers use the early phase. */
+static uint32_t early_runs(const struct planner *p)
+{
+    uint32_t early = 0;
+    while (early < p->residency.runs && layout_run_first(&p->layout, early + 1) <= p->step.early_layers)
+        early++;
+    return early;
+}
+
 static void phase_publish(struct planner *p, uint32_t phase)
 {
     struct step *step = &p->step;
@@ -363,17 +372,17 @@ static void phase_publish(struct planner *p, uint32_t phase)
     step->phase_out[phase] = true;
     flag_raise(planner_flag(p, phase ? FLAG_TABLES_LATE : FLAG_TABLES_EARLY), step->step);
     trace(phase ? TRACE_TABLES_LATE : TRACE_TABLES_EARLY, step->step);
+    uint32_t end = phase ? p->residency.runs : early_runs(p);
+    if (step->pages_settled) /* what is queued next is none of theirs */
+        raise_runs(p, end < p->residency.resident ? end : p->residency.resident);
     step_write_owed(p);
     p->totals.plan_ns += clock_now_ns() - from;
     if (phase == 0) {
-        uint32_t early = 0;
-        while (early < p->residency.runs && layout_run_first(&p->layout, early + 1) <= step->early_layers)
-            early++;
-        gather_runs(p, early);
+        gather_runs(p, end);
         gather_early_rest(p);
         return;
     }
-    gather_runs(p, p->residency.runs);
+    gather_runs(p, end);
     gather_late_rest(p);
     count_sparse(p);
     step->planned_ns = clock_now_ns();
@@ -457,6 +466,7 @@ static bool begin(struct planner *p)
     trace(TRACE_SEEN, step->step);
     step->seen_ns = clock_now_ns();
     step->reached = false;
+    step->pages_settled = !p->device.gpu || device_gpu_settled(p->device.gpu);
     struct step_record *r = &step->record;
     const struct step_record *shared =
         (const struct step_record *)((const uint8_t *)p->flags + p->tables.header.steps_at) +

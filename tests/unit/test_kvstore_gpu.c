@@ -155,6 +155,46 @@ static void test_rows_are_written_behind_the_next_tables(void **state)
     }
 }
 
+/* Layers in pages wait for nothing that a step queues for those in slots, but for what was queued before and
+ * may write what their pages lie in now. */
+static void test_resident_runs_do_not_wait(void **state)
+{
+    (void)state;
+    for (int32_t resident = 1; resident <= 2; resident++) {
+        struct planner_options options = fake_options();
+        struct fake *f = fake_create(&options, 37);
+        struct fake_sequence *s = &f->sequences[0];
+        struct fake_step step = {
+            .kind = STEP_SPARSE, .selection = SELECTION_CURRENT, .entries = 1, .sequence = {s}, .count = {1}};
+        planner_force(f->planner, resident);
+        fake_open(f, s, 1, &SPARSE);
+        fake_prefill(f, s);
+        for (uint32_t i = 0; i < 3; i++)
+            owing_step(f, &step, i == 0);
+        for (uint32_t written = 0; written < 2; written++) {
+            uint64_t at = 0;
+            fake_select(f, &step, 0);
+            assert_int_equal(device_gpu_wait_all(fake_gpu), 0);
+            hold_stream(pass_gate);
+            assert_int_equal(device_slab_take(&f->planner->device, DEVICE_SLOTS, &at), 0);
+            if (written)
+                device_gpu_fill(fake_gpu, f->planner->device.base + at, 0xff, 1);
+            fake_post(f, &step);
+            assert_true(fake_up(f, FLAG_TABLES_LATE));
+            for (uint32_t run = 0; run < f->h->runs; run++)
+                assert_int_equal(fake_up(f, FLAG_ROWS_READY + run), run < (uint32_t)resident && !written);
+            atomic_store(&open_gate, true);
+            for (uint32_t run = 0; run < f->h->runs; run++)
+                assert_true(fake_comes(f, FLAG_ROWS_READY + run));
+            device_slab_give(&f->planner->device, at);
+            fake_layers(f, &step, 0, f->layout.layers);
+            fake_end_step(f, &step);
+        }
+        fake_check_host(f, s, 0, s->next);
+        fake_free(f);
+    }
+}
+
 /* Gathers and flags of a step are queued when its decoder dies: they end, the flags stay aborted, and what is
  * handed out again is not written by what was queued before. */
 static void test_decoder_dies_with_work_queued(void **state)
@@ -316,6 +356,7 @@ int main(void)
         cmocka_unit_test(test_planner_waits_for_no_stream),
         cmocka_unit_test(test_host_raises_when_idle),
         cmocka_unit_test(test_rows_are_written_behind_the_next_tables),
+        cmocka_unit_test(test_resident_runs_do_not_wait),
         cmocka_unit_test(test_decoder_dies_with_work_queued),
         cmocka_unit_test(test_arena_of_chunks),
         cmocka_unit_test(test_pinned_memory_is_made_beforehand),
