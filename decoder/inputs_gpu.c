@@ -305,10 +305,10 @@ int inputs_gpu_queue(struct inputs_gpu *in)
     return in->api->copy(in->copy, in->host, in->at.bytes, in->device->stream);
 }
 
-int inputs_gpu_queue_rows(struct inputs_gpu *in, enum places_phase phase)
+int inputs_gpu_queue_rows(struct inputs_gpu *in, enum places_phase phase, struct CUstream_st *stream)
 {
     return in->api->copy(in->copy + rows_at(in, 0), in->host + rows_at(in, phase),
-                         rows_bytes(in->tokens, in->entries), in->device->stream);
+                         rows_bytes(in->tokens, in->entries), stream);
 }
 
 int inputs_gpu_queue_ids(struct inputs_gpu *in)

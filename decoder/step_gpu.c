@@ -65,6 +65,7 @@ struct step_gpu {
     struct CUstream_st *beside;    /* copies what later layers need */
     struct tables_gpu_lists lists; /* copied last */
     int has_places[2];             /* of the step's layers: in pages, in slots */
+    int opened;                    /* `beside` has what the first layer reads */
     int capturing;
     uint8_t all[INPUTS_GPU_PHASES]
                [LIMIT_SEQUENCES]; /* entries that attend all positions in resident layers */
@@ -186,30 +187,49 @@ static int others_follow(const struct step_gpu *g, uint32_t layer)
     return !are_same(&first, &last); /* groups and residency change in one direction only */
 }
 
-/* The stream's part, inside layer 0, or where the late phase begins. The first layer waits for its own lists
- * alone. */
-static int enter_phase(struct step_gpu *g, enum places_phase phase, uint32_t layer, struct err *err)
+/* Waits for a phase's tables and copies what its first layer reads. */
+static int open_phase(struct step_gpu *g, uint32_t layer, struct CUstream_st *stream, struct err *err)
 {
-    int r = 0;
-    if (g->capturing && phase == PLACES_LATE && g->early_layers)
-        r = g->api->flag_write(inputs_gpu_arrival(g->inputs), g->record->step, g->device->stream);
-    if (r == 0)
-        r = g->capturing
-                ? g->api->flag_wait(inputs_gpu_go(g->inputs, phase), g->record->step, g->device->stream)
-                : read_tables(g, phase, NULL, err);
+    enum places_phase phase = lists_of(g, layer).phase;
+    int r = g->capturing ? g->api->flag_wait(inputs_gpu_go(g->inputs, phase), g->record->step, stream)
+                         : read_tables(g, phase, NULL, err);
     if (r < 0)
         return g->capturing ? gpu_device_error(g->device, r, "a wait", err) : r;
-    r = inputs_gpu_queue_rows(g->inputs, phase);
-    if (g->record->kind == STEP_SPARSE) {
-        if (r == 0)
-            r = tables_gpu_copy_counts(g->tables, &g->use, phase);
-        if (r == 0)
-            r = copy_for_layer(g, layer, g->device->stream);
-        if (r == 0 && others_follow(g, layer))
-            r = g->api->stream_follow(g->device->gpu, g->beside, g->device->stream);
-    }
+    r = inputs_gpu_queue_rows(g->inputs, phase, stream);
+    if (r == 0 && g->record->kind == STEP_SPARSE)
+        r = tables_gpu_copy_counts(g->tables, &g->use, phase, stream);
+    if (r == 0 && g->record->kind == STEP_SPARSE)
+        r = copy_for_layer(g, layer, stream);
     for (uint32_t e = 0; r == 0 && g->record->kind == STEP_DENSE && e < g->record->entries; e++)
         r = tables_gpu_copy_pages(g->tables, g->record->step, g->record->entry[e].sequence);
+    return r < 0 ? gpu_device_error(g->device, r, "copying tables", err) : 0;
+}
+
+/* In a graph the first layer's lists are copied while its queries are computed. */
+static int open_beside(struct step_gpu *g, struct err *err)
+{
+    int r = g->api->stream_follow(g->device->gpu, g->beside, g->device->stream);
+    g->opened = r == 0;
+    return r < 0 ? gpu_device_error(g->device, r, "copying tables", err) : open_phase(g, 0, g->beside, err);
+}
+
+/* Inside layer 0, and where the late phase begins. The first layer waits for its own lists alone. */
+static int enter_phase(struct step_gpu *g, uint32_t layer, struct err *err)
+{
+    struct CUstream_st *stream = g->device->stream;
+    int r = 0;
+    if (g->capturing && layer > 0)
+        r = g->api->flag_write(inputs_gpu_arrival(g->inputs), g->record->step, stream);
+    if (g->opened)
+        r = g->api->stream_follow(g->device->gpu, stream, g->beside);
+    if (r < 0)
+        return gpu_device_error(g->device, r, "a wait", err);
+    int opened = g->opened;
+    g->opened = 0;
+    r = opened ? 0 : open_phase(g, layer, stream, err);
+    if (r < 0 || opened || g->record->kind != STEP_SPARSE || !others_follow(g, layer))
+        return r;
+    r = g->api->stream_follow(g->device->gpu, g->beside, stream);
     return r < 0 ? gpu_device_error(g->device, r, "copying tables", err) : 0;
 }
 
@@ -230,10 +250,8 @@ static int begin_layer(void *arg, uint32_t layer, struct pass_gpu_kv *kv, struct
 {
     struct step_gpu *g = arg;
     int r = 0;
-    if (layer == 0 && g->early_layers)
-        r = enter_phase(g, PLACES_EARLY, layer, err);
-    if (r == 0 && layer == g->early_layers)
-        r = enter_phase(g, PLACES_LATE, layer, err);
+    if (layer == 0 || layer == g->early_layers)
+        r = enter_phase(g, layer, err);
     if (r == 0)
         r = join_copies(g, layer, err);
     if (r < 0)
@@ -304,6 +322,11 @@ static int queue_step(struct step_gpu *g, struct err *err)
     int r = inputs_gpu_queue(g->inputs);
     if (r < 0)
         return gpu_device_error(g->device, r, "copying inputs", err);
+    g->opened = 0;
+    if (g->capturing)
+        r = open_beside(g, err);
+    if (r < 0)
+        return r;
     r = pass_gpu_queue(g->pass, &batch, &source, err);
     if (r < 0 || batch.logits == 0)
         return r;

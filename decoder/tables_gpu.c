@@ -127,10 +127,11 @@ int tables_gpu_copy_places(struct tables_gpu *t, const struct tables_gpu_use *us
     return r < 0 ? r : copy_rows(t, use, t->at.writes, writes_row(t), writes_row(t), stream);
 }
 
-int tables_gpu_copy_counts(struct tables_gpu *t, const struct tables_gpu_use *use, enum places_phase phase)
+int tables_gpu_copy_counts(struct tables_gpu *t, const struct tables_gpu_use *use, enum places_phase phase,
+                           struct CUstream_st *stream)
 {
     uint64_t before = (uint64_t)phase * t->header.sequences_max * counts_row(t);
-    return copy_rows(t, use, t->at.counts + before, counts_row(t), counts_row(t), t->device->stream);
+    return copy_rows(t, use, t->at.counts + before, counts_row(t), counts_row(t), stream);
 }
 
 int tables_gpu_copy_lists(struct tables_gpu *t, const struct tables_gpu_use *use,

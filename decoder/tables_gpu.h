@@ -37,7 +37,8 @@ struct tables_gpu_lists {
 };
 int tables_gpu_copy_places(struct tables_gpu *t, const struct tables_gpu_use *use, int slotted,
                            struct CUstream_st *stream);
-int tables_gpu_copy_counts(struct tables_gpu *t, const struct tables_gpu_use *use, enum places_phase phase);
+int tables_gpu_copy_counts(struct tables_gpu *t, const struct tables_gpu_use *use, enum places_phase phase,
+                           struct CUstream_st *stream);
 int tables_gpu_copy_lists(struct tables_gpu *t, const struct tables_gpu_use *use,
                           const struct tables_gpu_lists *lists, struct CUstream_st *stream);
 /* The pages of one sequence of a dense step. */
