@@ -143,15 +143,17 @@ def main():
         ns = [steps[n][b] - steps[n][a] for n in used if a in steps[n] and b in steps[n]]
         if ns:
             print(line(f"{a} -> {b}", ns))
-    ns = [steps[n]["posted"] - steps[n - 1]["posted"] for row in rows for n in row[args.first:] if n - 1 in steps]
-    if ns:
-        print(line("step", ns))
+    for a in ("ended", "posted"):
+        ns = [steps[n]["posted"] - steps[n - 1][a] for row in rows for n in row[args.first:]
+              if a in steps.get(n - 1, ())]
+        if ns:
+            print(line("step" if a == "posted" else f"{a} -> posted, the next", ns))
     print_spans(spans, steps, used, args.late)
 
     def waited(n):
         return steps[n]["released_late"] - steps[n].get("launched", steps[n]["posted"])
 
-    for n in [n for row in rows[-1:] for n in row][:args.list] + sorted(used, key=waited)[-args.worst:]:
+    for n in [n for row in rows[-1:] for n in row][:args.list] + sorted(used, key=waited)[len(used) - args.worst:]:
         at = sorted((ns - steps[n]["posted"], event) for event, ns in steps[n].items())
         print(f"step {n}: " + " ".join(f"{event} {ns / 1000:.0f}" for ns, event in at))
         causes = spans.causes(steps[n]["posted"], steps[n]["tables_late"])
