@@ -144,12 +144,12 @@ static bool ends(const struct generation *q, uint32_t id, const uint8_t *eos)
     return eos[id] && !(g->flags & GENERATE_IGNORE_EOS);
 }
 
-void generation_take(struct generation *q, uint32_t id, const uint8_t *eos)
+void generation_take(struct generation *q, uint32_t id, const uint8_t *eos, int64_t now_ns)
 {
     CHECK(!q->finish && q->count < q->capacity);
-    q->last_at_ns = clock_now_ns();
+    q->last_at_ns = now_ns;
     if (!q->first_at_ns)
-        q->first_at_ns = q->last_at_ns;
+        q->first_at_ns = now_ns;
     if (ends(q, id, eos)) {
         generation_end(q, FINISH_STOP);
         return;

@@ -65,8 +65,8 @@ void generation_end(struct generation *q, uint32_t reason);
 int generation_fail(struct generation *q, int code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Takes the token that was sampled for position `count`; `eos` [vocab] says which end it. */
-void generation_take(struct generation *q, uint32_t id, const uint8_t *eos);
+/* Takes the token that was sampled for position `count` at `now_ns`; `eos` [vocab] says which end it. */
+void generation_take(struct generation *q, uint32_t id, const uint8_t *eos, int64_t now_ns);
 
 /* Messages. Their memory, if any, is the message's (mem_free). `prefix`: the retriever is asked for keys that
  * it kept of the prompt. */

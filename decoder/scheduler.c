@@ -411,7 +411,7 @@ static void tell_behind(struct scheduler *s, struct generation *q, uint32_t end)
     tell_retriever(s, q, stepper_next(s->stepper) - 1, known, select);
 }
 
-static void take_token(struct scheduler *s, struct generation *q, int32_t token)
+static void take_token(struct scheduler *s, struct generation *q, int32_t token, int64_t now_ns)
 {
     if (token < 0 || (uint32_t)token >= s->options.vocab) {
         s->figures.non_finite++;
@@ -419,7 +419,7 @@ static void take_token(struct scheduler *s, struct generation *q, int32_t token)
         return;
     }
     s->figures.generated_tokens++;
-    generation_take(q, (uint32_t)token, s->options.eos);
+    generation_take(q, (uint32_t)token, s->options.eos, now_ns);
 }
 
 static void send_tokens(struct scheduler *s, struct generation *q)
@@ -442,6 +442,7 @@ static int compute(struct scheduler *s, const struct stepper_spec *spec, struct 
     int r = stepper_run(s->stepper, spec, s->verdicts, err);
     if (r < 0)
         return r;
+    int64_t now_ns = clock_now_ns();
     for (uint32_t i = 0; i < spec->count; i++) {
         struct generation *q = s->members[i];
         if (!computes(q)) /* it left */
@@ -452,7 +453,7 @@ static int compute(struct scheduler *s, const struct stepper_spec *spec, struct 
         } else {
             q->done += spec->parts[i].count;
             if (spec->parts[i].sampling)
-                take_token(s, q, s->verdicts[i].token);
+                take_token(s, q, s->verdicts[i].token, now_ns);
         }
     }
     return 0;
