@@ -308,6 +308,14 @@ static int pass_hidden(void *arg, uint32_t layer, const float *x, struct err *er
 
 /* ---- queueing ---- */
 
+/* What queue_step needs. A graph that is launched again does not: it holds what was planned. */
+static int prepare(struct step_gpu *g, struct err *err)
+{
+    struct pass_gpu_batch batch;
+    inputs_gpu_batch(g->inputs, &batch);
+    return pass_gpu_prepare(g->pass, batch.n, batch.logits, err);
+}
+
 /* Everything of the step, from its inputs to the chosen ids. */
 static int queue_step(struct step_gpu *g, struct err *err)
 {
@@ -340,7 +348,9 @@ static int queue_step(struct step_gpu *g, struct err *err)
 static int capture(struct step_gpu *g, struct gpu_graph **ret_graph, struct err *err)
 {
     struct err end_err = {0};
-    int r = g->api->capture_begin(g->device->stream, err);
+    int r = prepare(g, err);
+    if (r == 0)
+        r = g->api->capture_begin(g->device->stream, err);
     if (r < 0)
         return r;
     g->capturing = 1;
@@ -526,12 +536,13 @@ static int begin_step(struct step_gpu *g, const struct stepper_spec *spec, struc
     g->use = (struct tables_gpu_use){record->step, rows_of(g), resident};
     int mixed = record->kind == STEP_SPARSE && record->selection == SELECTION_MIXED;
     g->early_layers = mixed ? record->early_layers : 0;
-    int r = inputs_gpu_begin(g->inputs, record, spec, err);
-    if (r < 0)
-        return r;
-    struct pass_gpu_batch batch;
-    inputs_gpu_batch(g->inputs, &batch);
-    return pass_gpu_prepare(g->pass, batch.n, batch.logits, err);
+    return inputs_gpu_begin(g->inputs, record, spec, err);
+}
+
+static int queue_direct(struct step_gpu *g, struct err *err)
+{
+    int r = prepare(g, err);
+    return r < 0 ? r : queue_step(g, err);
 }
 
 /* With a graph, and where that was to no purpose once more without. */
@@ -543,7 +554,7 @@ static int run_graph(struct step_gpu *g, struct err *err)
     g->figures.repeated++;
     g->direct = STEP_GPU_DIRECT;
     r = finish(g, err);
-    return r < 0 ? r : queue_step(g, err);
+    return r < 0 ? r : queue_direct(g, err);
 }
 
 /* Whether events measure this step: each prompt's, and one of PROFILE_EVERY others, but not the first. The
@@ -558,7 +569,7 @@ static int queue_or_launch(struct step_gpu *g, const struct stepper_spec *spec, 
     g->direct -= sparse && g->direct > 0;
     if (measured)
         pass_gpu_profile(g->pass, 1);
-    int r = queue_step(g, err);
+    int r = queue_direct(g, err);
     if (measured)
         pass_gpu_profile(g->pass, 0);
     return r;
