@@ -47,6 +47,7 @@ struct device {
     struct stepper_refusals refusals; /* the same */
     pthread_mutex_t mutex;            /* of `figures` */
     struct device_figures figures;
+    bool stale; /* a turn was made since */
 };
 
 void order_free(void *order_at)
@@ -118,8 +119,9 @@ static void gpu_figures(struct device *d, struct device_figures *f)
     snprintf(f->backend, sizeof f->backend, "%s", f->gpu.info.name);
 }
 
-static void publish_figures(struct device *d)
+static void publish_figures(void *arg)
 {
+    struct device *d = arg;
     struct device_figures f = {0};
     scheduler_figures(d->scheduler, &f.requests);
     f.steps = *stepper_times(d->stepper);
@@ -134,6 +136,7 @@ static void publish_figures(struct device *d)
     pthread_mutex_lock(&d->mutex);
     d->figures = f;
     pthread_mutex_unlock(&d->mutex);
+    d->stale = false;
 }
 
 void device_figures(struct device *d, struct device_figures *ret)
@@ -243,6 +246,7 @@ static int prepare(struct device *d, struct err *err)
                                         .features = d->head.features.layers > 0,
                                         .eos = d->eos,
                                         .emit = emit,
+                                        .meanwhile = publish_figures,
                                         .arg = d};
     d->scheduler = scheduler_create(&options, d->stepper);
     return make_export(d, d->head.retriever_epoch, err);
@@ -285,6 +289,8 @@ static int work(struct device *d, struct err *err)
     while (!d->stop) {
         struct order *order =
             more ? mailbox_take(d->orders) : mailbox_wait(d->orders, clock_now_ns() + CLOCK_S);
+        if (order && d->stale) /* who hears the last word on a request finds its last step counted */
+            publish_figures(d);
         while (order) {
             int r = obey(d, order, err);
             order_free(order);
@@ -296,7 +302,9 @@ static int work(struct device *d, struct err *err)
         if (more < 0)
             return more;
         flush_backlog(d);
-        publish_figures(d);
+        d->stale = true;
+        if (!more) /* else within the next step */
+            publish_figures(d);
     }
     return 0;
 }

@@ -26,7 +26,7 @@ struct device_options {
     uint32_t awake; /* cores that are kept awake while steps follow one another; 0: none */
 };
 
-struct device_figures { /* a copy of the state after the last turn, or step */
+struct device_figures { /* a copy of the state within the last step, or after the last turn */
     struct scheduler_figures requests;
     struct stepper_times steps;
     struct pass_times times;

@@ -1,7 +1,8 @@
 /* The scheduler; see scheduler.h. Owner: the device thread. State: all sequences in order of arrival.
  *
  * Orders between a token's hops: it is sampled, stands in a posted record (the next step's, or a RECORD step
- * for a last one), and only then goes to the client. CLOSE follows the last record of a sequence. */
+ * for a last one), and only then goes to the client: while that step is computed, or once it has failed.
+ * CLOSE follows the last record of a sequence. */
 #include "decoder/scheduler.h"
 
 #include <errno.h>
@@ -25,9 +26,11 @@ struct scheduler {
     struct generation *members[LIMIT_SEQUENCES]; /* of the step being made */
     struct stepper_part parts[LIMIT_SEQUENCES];
     struct stepper_verdict verdicts[LIMIT_SEQUENCES];
+    uint32_t posted; /* members of the step that runs */
 };
 
 static void leave_step(void *arg, uint64_t id);
+static void send_recorded(void *arg);
 
 struct scheduler *scheduler_create(const struct scheduler_options *options, struct stepper *stepper)
 {
@@ -37,6 +40,7 @@ struct scheduler *scheduler_create(const struct scheduler_options *options, stru
     s->stepper = stepper;
     s->retriever_ready = !options->features;
     stepper_on_refused(stepper, leave_step, s);
+    stepper_on_meanwhile(stepper, send_recorded, s);
     return s;
 }
 
@@ -429,16 +433,26 @@ static void send_tokens(struct scheduler *s, struct generation *q)
     emit(s, SCHEDULER_TO_CLIENT, &msg);
 }
 
-/* Members' parts have been laid out. Posts, tells the clients what is recorded now, computes, samples. */
+/* What the record of the step that runs holds goes to the clients while that is computed: before it is queued
+ * a GPU would wait for it. */
+static void send_recorded(void *arg)
+{
+    struct scheduler *s = arg;
+    for (uint32_t i = 0; i < s->posted; i++)
+        if (s->members[i]->recorded > s->members[i]->prompt)
+            send_tokens(s, s->members[i]);
+    if (s->options.meanwhile)
+        s->options.meanwhile(s->options.arg);
+}
+
+/* Members' parts have been laid out. Posts, computes, tells the clients meanwhile what is recorded now,
+ * samples. */
 static int compute(struct scheduler *s, const struct stepper_spec *spec, struct err *err)
 {
     stepper_post(s->stepper, spec);
-    for (uint32_t i = 0; i < spec->count; i++) {
-        struct generation *q = s->members[i];
-        q->recorded = spec->parts[i].position + spec->parts[i].count;
-        if (q->recorded > q->prompt)
-            send_tokens(s, q);
-    }
+    for (uint32_t i = 0; i < spec->count; i++)
+        s->members[i]->recorded = spec->parts[i].position + spec->parts[i].count;
+    s->posted = spec->count;
     int r = stepper_run(s->stepper, spec, s->verdicts, err);
     if (r < 0)
         return r;

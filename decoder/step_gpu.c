@@ -486,6 +486,7 @@ static int wait_end(struct step_gpu *g, int64_t deadline_ns, struct err *err)
 static int finish(struct step_gpu *g, struct err *err)
 {
     uint32_t step = g->record->step;
+    g->store->meanwhile(g->store->arg);
     int r = wait_end(g, clock_now_ns() + STEPPER_WAIT_S * CLOCK_S, err);
     if (r == -ETIMEDOUT)
         return err_set(err, r, "step %u did not end within %d s: the kvstore's rows or the GPU are late",
@@ -587,6 +588,7 @@ int step_gpu_run(struct step_gpu *g, const struct step_record *record, const str
         r = finish(g, err);
     trace(TRACE_ENDED, record->step);
     if (r < 0) {
+        tables->meanwhile(tables->arg); /* to see the end may take long, or end the process */
         give_up(g, err);
         return r;
     }

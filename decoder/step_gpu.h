@@ -43,6 +43,7 @@ struct step_gpu_figures {
  * when the stream stands and waits for them too: till then nobody loses time. NULL: it does. */
 struct step_gpu_tables {
     int (*wait)(void *arg, enum places_phase phase, const _Atomic uint32_t *arrived, struct err *err);
+    void (*meanwhile)(void *arg); /* nothing but the step's end is to be waited for */
     void *arg;
     struct places *places;
 };

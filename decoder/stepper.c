@@ -22,6 +22,7 @@
 #define STEPPER_LOOK_NS     (50 * CLOCK_MS)       /* between two looks at what the retriever does */
 #define STEPPER_SPIN_GPU_NS (200 * INT64_C(1000)) /* nothing else wants this thread's core then */
 #define STEPPER_PEEK_NS     (50 * INT64_C(1000))  /* between two looks at where the stream is */
+#define STEPPER_SOON_NS     (100 * INT64_C(1000)) /* tables that are so near come first */
 
 struct stepper {
     struct stepper_attachment at;
@@ -42,6 +43,9 @@ struct stepper {
     unsigned refusals_told; /* the same, and those that the step which waits has told of */
     void (*refused)(void *arg, uint64_t id);
     void *refused_arg;
+    void (*meanwhile)(void *arg);
+    void *meanwhile_arg;
+    bool meanwhile_due; /* not called yet in this stepper_run */
     struct stepper_times times;
 };
 
@@ -102,6 +106,19 @@ void stepper_on_refused(struct stepper *s, void (*refused)(void *arg, uint64_t i
 {
     s->refused = refused;
     s->refused_arg = arg;
+}
+
+void stepper_on_meanwhile(struct stepper *s, void (*meanwhile)(void *arg), void *arg)
+{
+    s->meanwhile = meanwhile;
+    s->meanwhile_arg = arg;
+}
+
+static void do_meanwhile(struct stepper *s)
+{
+    if (s->meanwhile_due && s->meanwhile)
+        s->meanwhile(s->meanwhile_arg);
+    s->meanwhile_due = false;
 }
 
 static struct control_flag *flag_at(struct stepper *s, unsigned flag)
@@ -221,11 +238,17 @@ static int look_at_retriever(struct stepper *s)
     return is_lost(s) ? -EPIPE : 0;
 }
 
-/* Until the flag, the deadline, or the news that the sets of a sparse step never come. */
+/* Until the flag, the deadline, or the news that the sets of a sparse step never come. A GPU that gets its
+ * tables soon would wait for what is done meanwhile. */
 static int wait_or_lose(struct stepper *s, unsigned flag, int64_t begin)
 {
     int64_t end = begin + STEPPER_WAIT_S * CLOCK_S, spin = s->gpu ? STEPPER_SPIN_GPU_NS : STEPPER_SPIN_NS;
     int r = -ETIMEDOUT;
+    if (s->meanwhile_due) {
+        r = flag_wait(flag_at(s, flag), s->record->step, begin + STEPPER_SOON_NS, STEPPER_SOON_NS);
+        if (r == -ETIMEDOUT)
+            do_meanwhile(s);
+    }
     for (int64_t now = begin; r == -ETIMEDOUT && now < end; now = clock_now_ns(), spin = 0) {
         int64_t until = now + STEPPER_LOOK_NS;
         r = flag_wait(flag_at(s, flag), s->record->step, until < end ? until : end, spin);
@@ -267,6 +290,8 @@ static int wait_beside(struct stepper *s, unsigned flag, const _Atomic uint32_t 
         int64_t spin = now - begin < STEPPER_SPIN_GPU_NS ? STEPPER_PEEK_NS : 0;
         stands = (int32_t)(atomic_load(arrived) - s->record->step) >= 0 ? now : 0;
         r = flag_wait(flag_at(s, flag), s->record->step, now + STEPPER_PEEK_NS, spin);
+        if (r == -ETIMEDOUT)
+            do_meanwhile(s);
         now = clock_now_ns();
         int why = r == -ETIMEDOUT ? look_at_retriever(s) : 0;
         r = why ? why : r;
@@ -363,6 +388,7 @@ static int run_cpu(struct stepper *s, const struct stepper_spec *spec, struct er
             (struct pass_entry){p->history + p->position, p->position, p->count, p->sampling ? 1 : 0};
     }
     s->run = s->runs;
+    do_meanwhile(s);
     struct pass_source source = {begin_layer, end_layer, s->export ? take_hidden : NULL, s};
     return pass_run(s->pass, s->entries, spec->count, &source, err);
 }
@@ -373,11 +399,16 @@ static int wait_tables_of(void *arg, enum places_phase phase, const _Atomic uint
     return wait_tables(arg, phase, arrived, err);
 }
 
+static void do_meanwhile_of(void *arg)
+{
+    do_meanwhile(arg);
+}
+
 static int run_gpu(struct stepper *s, const struct stepper_spec *spec, struct stepper_verdict *verdicts,
                    struct err *err)
 {
     int32_t tokens[LIMIT_SEQUENCES];
-    struct step_gpu_tables tables = {wait_tables_of, s, s->places};
+    struct step_gpu_tables tables = {wait_tables_of, do_meanwhile_of, s, s->places};
     int r = step_gpu_run(s->gpu, s->record, spec, &tables, tokens, err);
     for (uint32_t i = 0; r == 0 && i < spec->count; i++)
         verdicts[i].token = tokens[i];
@@ -408,10 +439,9 @@ static void note_move(struct stepper *s)
     s->times.moves[at].offloaded = offloaded;
 }
 
-int stepper_run(struct stepper *s, const struct stepper_spec *spec, struct stepper_verdict *ret_verdicts,
-                struct err *err)
+static int run(struct stepper *s, const struct stepper_spec *spec, struct stepper_verdict *ret_verdicts,
+               struct err *err)
 {
-    CHECK(spec->kind != STEP_RECORD && s->record->kind == spec->kind && s->record->entries == spec->count);
     int64_t tables_before = s->times.wait_tables, rows_before = s->times.wait_rows;
     places_begin(s->places, s->record);
     int r = claim_rows(s, spec, err);
@@ -437,6 +467,16 @@ int stepper_run(struct stepper *s, const struct stepper_spec *spec, struct stepp
     if (!s->gpu)
         sample_all(s, spec, ret_verdicts);
     return 0;
+}
+
+int stepper_run(struct stepper *s, const struct stepper_spec *spec, struct stepper_verdict *ret_verdicts,
+                struct err *err)
+{
+    CHECK(spec->kind != STEP_RECORD && s->record->kind == spec->kind && s->record->entries == spec->count);
+    s->meanwhile_due = true;
+    int r = run(s, spec, ret_verdicts, err);
+    do_meanwhile(s);
+    return r;
 }
 
 const struct stepper_times *stepper_times(const struct stepper *s)

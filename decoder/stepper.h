@@ -100,6 +100,11 @@ void stepper_export(struct stepper *s, struct export *export);
  * step goes on without it once the store has heard its CLOSE. */
 void stepper_on_refused(struct stepper *s, void (*refused)(void *arg, uint64_t id), void *arg);
 
+/* Who is called once in each stepper_run, to do what nobody waits for: as soon as the step is computed, or
+ * its tables are late, and nothing is wanted of this thread; at the latest before stepper_run returns, also
+ * if it fails. */
+void stepper_on_meanwhile(struct stepper *s, void (*meanwhile)(void *arg), void *arg);
+
 /* Takes over the resident set that the store proposes, if it is another: call between steps only. */
 void stepper_adopt_residents(struct stepper *s);
 

@@ -54,6 +54,8 @@ struct rig {
     struct export *export;                                   /* with rig_export: where hidden states go */
     void (*stepped)(struct rig *rig, const struct msg *msg); /* of each STEP; NULL: nothing but the checks */
     void (*closing)(struct rig *rig, const struct msg *msg); /* of each CLOSE for the store; may be NULL */
+    void (*sending)(struct rig *rig, const struct msg *msg); /* of each TOKEN; may be NULL */
+    uint32_t meanwhile;                                      /* calls */
     atomic_uint losses;                                      /* of the retriever */
     struct stepper_refusals refusals;                        /* the same */
 };
@@ -80,6 +82,8 @@ static inline void take_client(struct rig *g, const struct msg *msg)
             check_recorded(g, msg->token.tokens.at[i]);
             to->tokens[to->count++] = msg->token.tokens.at[i];
         }
+        if (g->sending)
+            g->sending(g, msg);
     } else if (msg->kind == MSG_PROGRESS) {
         assert_true(msg->progress.done > to->progress);
         to->progress = msg->progress.done;
@@ -128,6 +132,12 @@ static inline void take(void *arg, enum scheduler_target target, const struct ms
     if (target == SCHEDULER_TO_STORE && msg->kind == MSG_CLOSE && g->closing)
         g->closing(g, msg);
     mem_free(&copy.memory);
+}
+
+static inline void count_meanwhile(void *arg)
+{
+    struct rig *g = arg;
+    g->meanwhile++;
 }
 
 static inline void rig_make_pass(struct rig *g, int on_gpu)
@@ -196,6 +206,7 @@ static inline void rig_open_for(struct rig *g, const char *model, int on_gpu,
                                    .eos = g->eos,
                                    .features = wanted != NULL,
                                    .emit = take,
+                                   .meanwhile = count_meanwhile,
                                    .arg = g};
     g->scheduler = scheduler_create(&so, g->stepper);
     g->places = STORE_SEQUENCES;
@@ -347,6 +358,22 @@ static inline void ask_with_fault(struct rig *g, uint32_t a, uint32_t b, struct 
 }
 
 /* ---- what it must equal ---- */
+
+/* The client has what the record posted last holds of its answer, no more, no less: also of a step that
+ * failed. */
+static inline void check_record_was_sent(const struct rig *g, uint32_t request, uint32_t prompt)
+{
+    const struct step_record *r = control_step_at(g->store.control, stepper_next(g->stepper) - 1);
+    const struct result *result = &g->results[request];
+    uint32_t i = 0;
+    while (i < r->entries && r->entry[i].id != request)
+        i++;
+    assert_true(i < r->entries);
+    const struct step_entry *e = &r->entry[i];
+    assert_true(e->position >= prompt);
+    assert_int_equal(result->count, e->position + e->count - prompt);
+    assert_int_equal(result->tokens[result->count - 1], r->token[e->token_at + e->count - 1]);
+}
 
 static inline void check_error(const struct rig *g, uint32_t request, int code, const char *words)
 {

@@ -321,6 +321,8 @@ static void check_abort(uint32_t tokens_before, const char *words)
         fail_msg("\"%s\" does not say \"%s\"", err.text, words);
     assert_memory_equal(before, g.store.device, bytes);
     free(before);
+    if (tokens_before > 0)
+        check_record_was_sent(&g, 1, 20);
     rig_close(&g);
 }
 
@@ -357,6 +359,79 @@ static void test_abort_rows(void **state)
     assert_int_equal(scheduler_turn(g.scheduler, &err), -ECANCELED);
     pthread_join(thread, NULL);
     assert_non_null(strstr(err.text, "rows ready"));
+    check_record_was_sent(&g, 1, 20);
+    rig_close(&g);
+}
+
+static uint64_t launched; /* graphs, before the turn */
+
+static void check_launched(struct rig *rig, const struct msg *msg)
+{
+    (void)rig, (void)msg;
+    assert_int_equal(figures().launched, launched + 1);
+    assert_int_equal(stepper_times(g.stepper)->tables.total + 1, stepper_times(g.stepper)->sparse);
+}
+
+static void let_tables(struct rig *rig, const struct msg *msg)
+{
+    if (launched)
+        check_launched(rig, msg);
+    store_allow(&rig->store, INT_MAX);
+}
+
+/* A token goes to its client when the step that records it is launched, before that is done; and does not
+ * wait for tables that are late, in a graph and launch by launch. */
+static void test_tokens_go_out_while_the_gpu_computes(void **state)
+{
+    (void)state;
+    open_gpu();
+    for (uint32_t mode = SELECTION_CURRENT; mode <= SELECTION_MIXED; mode++) {
+        ask(&g, mode + 1, 1, 20, plain(6, 0, mode)); /* in all fewer sparse steps than bring a measured one */
+        while (g.results[mode + 1].count < 2)
+            turn(&g);
+        for (int i = 0; i < 2; i++) {
+            launched = figures().launched;
+            g.sending = i == 0 ? check_launched : let_tables;
+            store_allow(&g.store, i == 0 ? INT_MAX : 0);
+            turn(&g);
+            check_record_was_sent(&g, mode + 1, 20);
+        }
+        g.sending = NULL;
+        finish(&g);
+    }
+    ask(&g, 4, 1, 20, plain(6, GENERATE_FULL, 0));
+    while (g.results[4].count < 2)
+        turn(&g);
+    launched = 0;
+    g.sending = let_tables;
+    store_allow(&g.store, 0);
+    turn(&g);
+    check_record_was_sent(&g, 4, 20);
+    g.sending = NULL;
+    finish(&g);
+    const struct stepper_times *t = stepper_times(g.stepper);
+    assert_int_equal(g.meanwhile, t->dense + t->sparse);
+    alone(1, 20, 6);
+    for (uint32_t i = 1; i <= 4; i++)
+        check_equal(i, 6);
+    rig_close(&g);
+}
+
+/* A step that cannot even be queued stands in a record all the same. */
+static void test_tokens_of_a_step_that_is_not_queued(void **state)
+{
+    (void)state;
+    struct err err = {0};
+    open_gpu();
+    ask(&g, 1, 1, 20, plain(30, 0, SELECTION_CURRENT));
+    while (g.results[1].count < 5)
+        turn(&g);
+    store_allow(&g.store, 0);
+    uint32_t version = control_step_at(g.store.control, stepper_next(g.stepper) - 1)->resident_version;
+    g.store.control->resident_layers[version % CONTROL_RESIDENT_RING] = g.layout.layers + 1;
+    assert_int_equal(scheduler_turn(g.scheduler, &err), -EPROTO);
+    assert_non_null(strstr(err.text, "expected at most 13"));
+    check_record_was_sent(&g, 1, 20);
     rig_close(&g);
 }
 
@@ -456,6 +531,8 @@ int main(void)
         cmocka_unit_test(test_wild_tables),
         cmocka_unit_test(test_abort),
         cmocka_unit_test(test_abort_rows),
+        cmocka_unit_test(test_tokens_go_out_while_the_gpu_computes),
+        cmocka_unit_test(test_tokens_of_a_step_that_is_not_queued),
         cmocka_unit_test(test_short_sets),
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_other_device),

@@ -260,6 +260,7 @@ static void test_retriever_lost(void **state)
     assert_int_equal(r, -EPIPE);
     assert_int_equal(stepper_times(g.stepper)->sparse, 1);
     assert_non_null(strstr(err.text, "retriever is gone, and step "));
+    check_record_was_sent(&g, 1, PROMPT);
     assert_true(clock_now_ns() - begin < STEPPER_WAIT_S * CLOCK_S / 2);
     rig_close(&g);
 }
@@ -338,6 +339,37 @@ static void test_abort(void **state)
     rig_close(&g);
 }
 
+/* The tables of a step come when its tokens are at the client. */
+static void let_tables(struct rig *g, const struct msg *msg)
+{
+    (void)msg;
+    store_allow(&g->store, INT_MAX);
+}
+
+/* Tokens go out once their step is posted, however late its tables are. */
+static void test_tokens_while_tables_are_late(void **state)
+{
+    (void)state;
+    static struct rig g;
+    rig_open(&g);
+    for (uint32_t full = 0; full < 2; full++) {
+        ask(&g, full + 1, 1, 20, plain(8, full ? GENERATE_FULL : 0, SELECTION_CURRENT));
+        while (g.results[full + 1].count < 2)
+            turn(&g);
+        store_allow(&g.store, 0);
+        g.sending = let_tables;
+        turn(&g);
+        check_record_was_sent(&g, full + 1, 20);
+        g.sending = NULL;
+        finish(&g);
+        check_greedy(&g, full + 1, 1, 20, 8);
+    }
+    const struct stepper_times *t = stepper_times(g.stepper);
+    assert_int_equal(g.meanwhile, t->dense + t->sparse);
+    assert_int_equal(t->waits_broken, 0);
+    rig_close(&g);
+}
+
 /* Selections are asked for each decoded token; with a set of the token before, for the prompt's last one
  * too. */
 static void test_selects(void **state)
@@ -410,13 +442,21 @@ static void test_residents(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_mixture),        cmocka_unit_test(test_cancel),
-        cmocka_unit_test(test_no_room),        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_stop),           cmocka_unit_test(test_context_edges),
-        cmocka_unit_test(test_sampling),       cmocka_unit_test(test_faults),
-        cmocka_unit_test(test_retriever_lost), cmocka_unit_test(test_retriever_refuses),
-        cmocka_unit_test(test_abort),          cmocka_unit_test(test_selects),
-        cmocka_unit_test(test_residents),      cmocka_unit_test(test_staging),
+        cmocka_unit_test(test_mixture),
+        cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_no_room),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_stop),
+        cmocka_unit_test(test_context_edges),
+        cmocka_unit_test(test_sampling),
+        cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_retriever_lost),
+        cmocka_unit_test(test_retriever_refuses),
+        cmocka_unit_test(test_abort),
+        cmocka_unit_test(test_selects),
+        cmocka_unit_test(test_residents),
+        cmocka_unit_test(test_staging),
+        cmocka_unit_test(test_tokens_while_tables_are_late),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
