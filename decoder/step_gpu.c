@@ -35,6 +35,8 @@ struct cached {
     uint64_t used;
 };
 
+enum profile { PROFILE_NONE, PROFILE_RUNS, PROFILE_ENDED };
+
 struct consumed { /* what the stream raises after a run of a dense step */
     struct control_flag *flag;
     uint32_t step;
@@ -57,6 +59,8 @@ struct step_gpu {
     uint32_t direct;        /* so many sparse steps get no graph */
     uint32_t foreseen;      /* version of the resident set that graphs were looked for */
     struct step_gpu_figures figures;
+    enum profile profile; /* of the step that events measure, or measured and nobody has read */
+    int profile_prompt;
 
     const struct step_record *record; /* of the step that runs */
     const struct step_gpu_tables *store;
@@ -558,6 +562,29 @@ static int run_graph(struct step_gpu *g, struct err *err)
     return r < 0 ? r : queue_direct(g, err);
 }
 
+/* Reads what events measured of a step that has ended. It takes some hundred calls: not between two steps,
+ * where the stream would wait for it. */
+static void collect(struct step_gpu *g)
+{
+    int64_t wait_before = g->figures.times.wait;
+    if (g->profile != PROFILE_ENDED)
+        return;
+    g->profile = PROFILE_NONE;
+    if (pass_gpu_collect(g->pass, &g->figures.times) <= 0)
+        return;
+    g->figures.profiled++;
+    if (!g->profile_prompt)
+        waits_add(&g->figures.waits, g->figures.times.wait - wait_before);
+}
+
+static void begin_profile(struct step_gpu *g, int prompt)
+{
+    collect(g); /* its events are used again */
+    g->profile = PROFILE_RUNS;
+    g->profile_prompt = prompt;
+    pass_gpu_profile(g->pass, 1);
+}
+
 /* Whether events measure this step: each prompt's, and one of PROFILE_EVERY others, but not the first. The
  * first sparse step is queued launch by launch too, so that every kernel is loaded before one is captured. */
 static int queue_or_launch(struct step_gpu *g, const struct stepper_spec *spec, struct err *err)
@@ -569,7 +596,7 @@ static int queue_or_launch(struct step_gpu *g, const struct stepper_spec *spec, 
         return run_graph(g, err);
     g->direct -= sparse && g->direct > 0;
     if (measured)
-        pass_gpu_profile(g->pass, 1);
+        begin_profile(g, spec->prompt);
     int r = queue_direct(g, err);
     if (measured)
         pass_gpu_profile(g->pass, 0);
@@ -594,16 +621,13 @@ int step_gpu_run(struct step_gpu *g, const struct step_record *record, const str
     }
     for (uint32_t i = 0; i < record->entries; i++)
         ret_tokens[i] = inputs_gpu_chosen(g->inputs, i);
-    int64_t wait_before = g->figures.times.wait;
-    if (pass_gpu_collect(g->pass, &g->figures.times) > 0) {
-        g->figures.profiled++;
-        if (!spec->prompt)
-            waits_add(&g->figures.waits, g->figures.times.wait - wait_before);
-    }
+    if (g->profile == PROFILE_RUNS)
+        g->profile = PROFILE_ENDED;
     return 0;
 }
 
-void step_gpu_figures(const struct step_gpu *g, struct step_gpu_figures *ret)
+void step_gpu_figures(struct step_gpu *g, struct step_gpu_figures *ret)
 {
+    collect(g);
     *ret = g->figures;
 }

@@ -64,6 +64,7 @@ void step_gpu_export(struct step_gpu *step, const struct export *export);
 int step_gpu_run(struct step_gpu *g, const struct step_record *record, const struct stepper_spec *spec,
                  const struct step_gpu_tables *tables, int32_t *ret_tokens, struct err *err);
 
-void step_gpu_figures(const struct step_gpu *g, struct step_gpu_figures *ret);
+/* Of the steps that have ended; reads what events measured since it was called last. */
+void step_gpu_figures(struct step_gpu *g, struct step_gpu_figures *ret);
 
 #endif

@@ -55,7 +55,8 @@ struct rig {
     void (*stepped)(struct rig *rig, const struct msg *msg); /* of each STEP; NULL: nothing but the checks */
     void (*closing)(struct rig *rig, const struct msg *msg); /* of each CLOSE for the store; may be NULL */
     void (*sending)(struct rig *rig, const struct msg *msg); /* of each TOKEN; may be NULL */
-    uint32_t meanwhile;                                      /* calls */
+    void (*beside)(struct rig *rig);                         /* while a step is computed; may be NULL */
+    uint32_t meanwhile;                                      /* times that this was so */
     atomic_uint losses;                                      /* of the retriever */
     struct stepper_refusals refusals;                        /* the same */
 };
@@ -138,6 +139,8 @@ static inline void count_meanwhile(void *arg)
 {
     struct rig *g = arg;
     g->meanwhile++;
+    if (g->beside)
+        g->beside(g);
 }
 
 static inline void rig_make_pass(struct rig *g, int on_gpu)

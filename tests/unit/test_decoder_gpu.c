@@ -156,6 +156,30 @@ static void test_proposals_while_batches_change(void **state)
     rig_close(&g);
 }
 
+static void look_at_figures(struct rig *rig)
+{
+    (void)rig;
+    figures();
+}
+
+/* What events measured is read later than the step ends, and not of a step that still runs: each is counted,
+ * whether somebody looks at each step or at the end. */
+static void test_measured_steps_are_counted(void **state)
+{
+    (void)state;
+    static const uint32_t chunks = (PROMPT + CHUNK - 1) / CHUNK;
+    open_gpu();
+    for (uint32_t i = 1; i <= 2; i++) {
+        g.beside = i == 1 ? look_at_figures : NULL;
+        ask(&g, i, i, PROMPT, plain(STEP_GPU_PROFILE_EVERY + 1, 0, SELECTION_PREVIOUS));
+        finish(&g);
+        struct step_gpu_figures f = figures();
+        assert_int_equal(f.profiled, i * (chunks + 1));
+        assert_int_equal(f.waits.total, i);
+    }
+    rig_close(&g);
+}
+
 /* More shapes than are kept: the oldest gives way. */
 static void test_many_graphs(void **state)
 {
@@ -525,6 +549,7 @@ int main(void)
         cmocka_unit_test(test_graphs),
         cmocka_unit_test(test_graphs_are_foreseen),
         cmocka_unit_test(test_proposals_while_batches_change),
+        cmocka_unit_test(test_measured_steps_are_counted),
         cmocka_unit_test(test_many_graphs),
         cmocka_unit_test(test_sampling),
         cmocka_unit_test(test_faults),
