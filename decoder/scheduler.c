@@ -26,6 +26,7 @@ struct scheduler {
     struct generation *members[LIMIT_SEQUENCES]; /* of the step being made */
     struct stepper_part parts[LIMIT_SEQUENCES];
     struct stepper_verdict verdicts[LIMIT_SEQUENCES];
+    struct msg told; /* a STEP that waits until the step is computed; kind 0: none */
     uint32_t posted; /* members of the step that runs */
 };
 
@@ -391,8 +392,9 @@ static void tell_retriever(struct scheduler *s, struct generation *q, uint32_t s
     }
 }
 
-/* The same for one new token of each member, in one message. */
-static void tell_retriever_batch(struct scheduler *s, uint32_t count)
+/* The same for one new token of each member, in one message: at once where this step waits for the sets, else
+ * while it is computed. Names rows of the steps before. */
+static void tell_retriever_batch(struct scheduler *s, uint32_t count, enum selection_mode mode)
 {
     struct msg msg;
     begin_step(s, stepper_next(s->stepper), count, count, &msg);
@@ -402,7 +404,10 @@ static void tell_retriever_batch(struct scheduler *s, uint32_t count)
         put_entry(s, &msg, i, &(struct msg_step_entry){q->id, q->index, q->done, 1, STEP_ENTRY_SELECT}, q);
         ((uint32_t *)msg.step.tokens.at)[i] = q->tokens[q->told++];
     }
-    emit(s, SCHEDULER_TO_RETRIEVER, &msg);
+    if (mode != SELECTION_PREVIOUS)
+        emit(s, SCHEDULER_TO_RETRIEVER, &msg);
+    else
+        s->told = msg;
 }
 
 /* Of a head that reads hidden states, what of a prompt can be told behind a chunk that ends at `end`: the
@@ -433,11 +438,14 @@ static void send_tokens(struct scheduler *s, struct generation *q)
     emit(s, SCHEDULER_TO_CLIENT, &msg);
 }
 
-/* What the record of the step that runs holds goes to the clients while that is computed: before it is queued
- * a GPU would wait for it. */
+/* What the record of the step that runs holds goes to the clients while that is computed, and to the retriever
+ * what no table of it waits for: before it is queued a GPU would wait for it. */
 static void send_recorded(void *arg)
 {
     struct scheduler *s = arg;
+    if (s->told.kind)
+        emit(s, SCHEDULER_TO_RETRIEVER, &s->told);
+    s->told = (struct msg){0};
     for (uint32_t i = 0; i < s->posted; i++)
         if (s->members[i]->recorded > s->members[i]->prompt)
             send_tokens(s, s->members[i]);
@@ -548,7 +556,7 @@ static int decode_sparse(struct scheduler *s, enum selection_mode mode, struct e
     }
     if (n == 0)
         return 0;
-    tell_retriever_batch(s, n); /* names rows of the steps before */
+    tell_retriever_batch(s, n, mode);
     for (uint32_t i = 0; i < n; i++)
         add_member(s, i, s->members[i], 1, true);
     struct stepper_spec spec = {STEP_SPARSE, mode, 0, s->parts, n};

@@ -68,8 +68,8 @@ struct step {
     int64_t seen_ns, ended_ns;   /* when one began last, and ended */
     int64_t planned_ns, took_ns; /* sparse: its late tables were out; the last one, begin to end */
     bool reached;                /* reach_step registered memory in this one */
-    /* Nothing that is on the GPU's stream, what this step queued included, writes pages of resident layers, or
-     * reads what has become one: the decoder may write them at once. */
+    /* Nothing that is on the GPU's stream, what this step queued included, writes pages of resident layers,
+     * or reads what has become one: the decoder may write them at once. */
     bool pages_settled;
     uint32_t staged_at[LIMIT_SEQUENCES]; /* first staging page of each part */
     struct step_record record;           /* private copy */

@@ -343,7 +343,7 @@ static void test_the_window_is_kept(void **state)
         assert_true(reach_step(p, seen + FROM_NS + register_ns) == INT64_MAX);
         end_step(f, &step);
     }
-    /* A sparse step registers for what comes next. A dense one has no window, and registers for whole answers. */
+    /* A sparse step registers for what comes next; a dense one has no window, and does for whole answers. */
     register_ns = 0;
     uint64_t near = 0, wanted = 0;
     for (uint32_t n = 0; n < FAKE_SEQUENCES; n++) {
