@@ -55,9 +55,10 @@ struct step_gpu {
     struct cached graphs[STEP_GPU_GRAPHS];
     uint64_t graphs_generation, clock;
     struct consumed consumed[LIMIT_RUNS];
-    uint64_t sparse, dense; /* steps: which are measured follows */
-    uint32_t direct;        /* so many sparse steps get no graph */
-    uint32_t foreseen;      /* version of the resident set that graphs were looked for */
+    bool has_sparse;   /* a sparse step was queued */
+    uint64_t since;    /* decode steps since the last prompt: which are measured follows */
+    uint32_t direct;   /* so many sparse steps get no graph */
+    uint32_t foreseen; /* version of the resident set that graphs were looked for */
     struct step_gpu_figures figures;
     enum profile profile; /* of the step that events measure, or measured and nobody has read */
     int profile_prompt;
@@ -585,15 +586,16 @@ static void begin_profile(struct step_gpu *g, int prompt)
     pass_gpu_profile(g->pass, 1);
 }
 
-/* Whether events measure this step: each prompt's, and one of PROFILE_EVERY others, but not the first. The
+/* Events measure each step of a prompt, and of those that follow one of PROFILE_EVERY, but not the first. The
  * first sparse step is queued launch by launch too, so that every kernel is loaded before one is captured. */
 static int queue_or_launch(struct step_gpu *g, const struct stepper_spec *spec, struct err *err)
 {
     int sparse = spec->kind == STEP_SPARSE;
-    uint64_t number = sparse ? g->sparse++ : g->dense++;
-    int measured = spec->prompt || number % STEP_GPU_PROFILE_EVERY == STEP_GPU_PROFILE_EVERY / 2;
-    if (sparse && number > 0 && !measured && g->direct == 0)
+    g->since = spec->prompt ? 0 : g->since + 1;
+    int measured = spec->prompt || g->since % STEP_GPU_PROFILE_EVERY == STEP_GPU_PROFILE_AT;
+    if (sparse && g->has_sparse && !measured && g->direct == 0)
         return run_graph(g, err);
+    g->has_sparse |= sparse;
     g->direct -= sparse && g->direct > 0;
     if (measured)
         begin_profile(g, spec->prompt);

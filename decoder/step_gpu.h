@@ -14,8 +14,8 @@
  * foresee: the graph that was launched runs out without rows, the step is queued again launch by launch,
  * and so are the next STEP_GPU_DIRECT steps.
  *
- * Times: sparse and dense decode steps are measured with events once in STEP_GPU_PROFILE_EVERY, prompts
- * always; `times` sums over the steps that were measured. Device thread only. */
+ * Times: decode steps are measured with events once in STEP_GPU_PROFILE_EVERY, first the STEP_GPU_PROFILE_AT-th
+ * after a prompt, prompts always; `times` sums over the steps that were measured. Device thread only. */
 #ifndef DECODER_STEP_GPU_H
 #define DECODER_STEP_GPU_H
 
@@ -27,7 +27,7 @@
 #include "decoder/stepper.h"
 #include "proto/control.h"
 
-enum { STEP_GPU_GRAPHS = 16, STEP_GPU_PROFILE_EVERY = 32, STEP_GPU_DIRECT = 16 };
+enum { STEP_GPU_GRAPHS = 16, STEP_GPU_PROFILE_EVERY = 128, STEP_GPU_PROFILE_AT = 16, STEP_GPU_DIRECT = 16 };
 
 struct step_gpu;
 
