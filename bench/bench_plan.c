@@ -1,6 +1,10 @@
 /* Planning of one sparse step: 32 sequences x 8 heads, budget 2048 of 32K positions, a fifth of every set
  * changed uniformly; merges, slots, victims and tables are measured, the gathers themselves are not.
  *
+ * And what the next step waits for when it follows at the heels of one (`previous`, three quarters of the
+ * layers offloaded, its sets there already): from STEP_CONSUMED and STEP_POSTED to its tables and ROWS_READY,
+ * by the planner itself, 32 sequences x 8 groups x 8 heads, budget 1024 of 8K, a twentieth changed.
+ *
  *   bench_plan [--quick]
  *
  * Floor: tables of 32 x 8 lists are written once (8 bytes a position) and the sets are read and written
@@ -14,7 +18,8 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/pool.h"
-#include "kvstore/tables.h"
+#include "kvstore/planner.h"
+#include "link/flag.h"
 #include "link/segment.h"
 
 enum {
@@ -226,6 +231,216 @@ static void measure_without_slots(struct bench *b, int threads, int steps)
     pool_free(&pool);
 }
 
+/* ---- at the heels of a step ---- */
+
+enum {
+    HEELS_GROUPS = 8,
+    HEELS_LISTS = HEELS_GROUPS * HEADS,
+    HEELS_LAYERS = 16,
+    HEELS_OFFLOADED = 12,
+    HEELS_PROMPT = 8192 - 2 * STEPS_MAX,
+    HEELS_CAPACITY = 8192,
+    HEELS_BUDGET = 1024,
+    HEELS_COUNT = HEELS_BUDGET - SINKS - WINDOW - 1,
+    HEELS_CHANGED = HEELS_COUNT / 20
+};
+
+/* A decoder that computes nothing and a retriever that picks at random, in the planner's thread. */
+struct heels {
+    struct planner *planner;
+    struct control_header *control;
+    uint64_t random;
+    uint32_t step, position; /* of the step that is posted next and of its tokens */
+    uint32_t index[SEQUENCES];
+    uint8_t marks[HEELS_CAPACITY];
+    uint32_t tokens[HEELS_CAPACITY];
+    uint16_t set[SEQUENCES][HEELS_LISTS][HEELS_COUNT];
+    struct msg_topk_entry entries[SEQUENCES];
+    uint32_t counts[SEQUENCES * HEELS_LISTS * 2];
+    uint32_t positions[SEQUENCES * HEELS_LISTS * HEELS_COUNT];
+};
+
+static uint32_t heels_random(struct heels *h, uint32_t n)
+{
+    h->random ^= h->random << 13;
+    h->random ^= h->random >> 7;
+    h->random ^= h->random << 17;
+    return (uint32_t)((h->random >> 32) * n >> 32);
+}
+
+static void heels_raise(struct heels *h, unsigned flag)
+{
+    flag_raise(control_flag_at(h->control, flag), h->step);
+}
+
+static void heels_post(struct heels *h, uint32_t kind, uint32_t first, uint32_t entries, uint32_t tokens)
+{
+    struct step_record *r = control_step_at(h->control, h->step);
+    *r = (struct step_record){.step = h->step,
+                              .kind = kind,
+                              .selection = SELECTION_PREVIOUS,
+                              .resident_version =
+                                  atomic_load(&control_flag_at(h->control, FLAG_RESIDENT_PROPOSED)->value)};
+    r->entries = entries;
+    for (uint32_t i = 0; i < entries; i++, r->tokens += tokens)
+        r->entry[i] = (struct step_entry){.id = 1 + first + i,
+                                          .sequence = h->index[first + i],
+                                          .position = h->position,
+                                          .count = tokens,
+                                          .token_at = r->tokens};
+    heels_raise(h, FLAG_STEP_POSTED);
+}
+
+static void heels_prefill(struct heels *h, uint32_t sequence)
+{
+    struct msg_open open = {.sequence = 1 + sequence,
+                            .made = {.kind = ARENA_MADE_SPARSE, .budget = HEELS_BUDGET},
+                            .capacity = HEELS_CAPACITY,
+                            .budget = HEELS_BUDGET,
+                            .sinks = SINKS,
+                            .window = WINDOW,
+                            .tokens = {.at = h->tokens, .count = HEELS_PROMPT}};
+    struct msg_grant grant;
+    struct err err = {0};
+    if (planner_open(h->planner, &open, &grant, &err) < 0) {
+        fprintf(stderr, "bench_plan: %s\n", err.text);
+        exit(1);
+    }
+    h->index[sequence] = grant.index;
+    for (h->position = 0; h->position < HEELS_PROMPT;) {
+        uint32_t left = HEELS_PROMPT - h->position;
+        uint32_t n = left < LIMIT_STEP_TOKENS ? left : LIMIT_STEP_TOKENS;
+        heels_post(h, STEP_DENSE, sequence, 1, n);
+        planner_advance(h->planner);
+        for (uint32_t run = 0; run < h->control->runs; run++) {
+            heels_raise(h, FLAG_RUN_CONSUMED + run);
+            planner_advance(h->planner);
+        }
+        heels_raise(h, FLAG_KV_WRITTEN);
+        heels_raise(h, FLAG_STEP_CONSUMED);
+        planner_advance(h->planner);
+        h->position += n;
+        h->step++;
+    }
+}
+
+/* One list's change; `first`: all of it. Returns how many positions were written to `out`. */
+static uint32_t heels_change(struct heels *h, uint16_t *set, uint32_t limit, bool first, uint32_t counts[2],
+                             uint32_t *out)
+{
+    uint32_t n = 0, kept = 0;
+    memset(h->marks, 0, sizeof h->marks);
+    for (uint32_t i = 0; i < HEELS_COUNT && !first; i++)
+        h->marks[set[i]] = 1;
+    for (uint32_t i = 0; i < HEELS_CHANGED && !first;) {
+        uint8_t *mark = &h->marks[set[heels_random(h, HEELS_COUNT)]];
+        i += *mark == 1;
+        *mark = 2;
+    }
+    for (uint32_t i = 0; i < (first ? HEELS_COUNT : HEELS_CHANGED);) {
+        uint8_t *mark = &h->marks[SINKS + heels_random(h, limit - SINKS)];
+        i += *mark == 0;
+        *mark = *mark == 0 ? 3 : *mark;
+    }
+    for (uint32_t value = 3; value >= 2; value--)
+        for (uint32_t p = 0; p < HEELS_CAPACITY; p++)
+            if (h->marks[p] == value)
+                out[n++] = p, counts[3 - value]++;
+    for (uint32_t p = 0; p < HEELS_CAPACITY; p++)
+        if (h->marks[p] & 1)
+            set[kept++] = (uint16_t)p;
+    return n;
+}
+
+/* Sets made from `position` in `step`. */
+static void heels_select(struct heels *h, uint32_t step, uint32_t position, bool first)
+{
+    uint32_t n = 0, limit = position - WINDOW;
+    memset(h->counts, 0, sizeof h->counts);
+    for (uint32_t s = 0; s < SEQUENCES; s++) {
+        h->entries[s] = (struct msg_topk_entry){.sequence = 1 + s,
+                                                .index = h->index[s],
+                                                .base_step = first ? step : step - 1,
+                                                .limit = limit,
+                                                .position = position,
+                                                .mass = 1};
+        for (uint32_t l = 0; l < HEELS_LISTS; l++)
+            n += heels_change(h, h->set[s][l], limit, first, h->counts + 2 * ((size_t)s * HEELS_LISTS + l),
+                              h->positions + n);
+    }
+    struct msg msg = {.kind = MSG_TOPK,
+                      .id = step,
+                      .topk = {.entries = h->entries,
+                               .entry_count = SEQUENCES,
+                               .groups = HEELS_GROUPS,
+                               .selection_heads = HEADS,
+                               .counts = {h->counts, SEQUENCES * HEELS_LISTS * 2},
+                               .positions = {h->positions, n}}};
+    planner_topk(h->planner, &msg);
+}
+
+static struct heels *heels_create(int threads)
+{
+    struct heels *h = mem_alloc(1, sizeof *h);
+    struct kv_layout layout = {.layers = HEELS_LAYERS,
+                               .row_heads = HEADS,
+                               .selection_heads = HEADS,
+                               .piece_bytes = 16,
+                               .dtype = 1,
+                               .context_max = HEELS_CAPACITY};
+    layout_set_groups(&layout, HEELS_GROUPS);
+    struct planner_options options = {.device_bytes = UINT64_C(2) << 30,
+                                      .host_bytes = UINT64_C(1) << 30,
+                                      .sequences = SEQUENCES,
+                                      .threads = threads,
+                                      .offload_layers = HEELS_OFFLOADED,
+                                      .no_prefix = true};
+    struct err err = {0};
+    if (planner_create(&h->planner, &options, &layout, NULL, &err) < 0 ||
+        planner_attach(h->planner, 1, &err) < 0) {
+        fprintf(stderr, "bench_plan: %s\n", err.text);
+        exit(1);
+    }
+    h->control = h->planner->control.at;
+    h->step = h->control->first_step;
+    h->random = 88172645463325252u;
+    for (uint32_t s = 0; s < SEQUENCES; s++)
+        heels_prefill(h, s);
+    return h;
+}
+
+/* Rows of the step before are written back first: on a GPU they are so behind the tables. */
+static void measure_heels(int threads, int steps)
+{
+    struct heels *h = heels_create(threads);
+    double us[STEPS_MAX];
+    heels_select(h, h->step - 1, h->position - 1, true);
+    for (int i = -4; i < steps; i++) {
+        int64_t from = clock_now_ns();
+        if (i > -4) { /* the step before is over */
+            h->step--;
+            heels_raise(h, FLAG_STEP_CONSUMED);
+            h->step++;
+        }
+        heels_post(h, STEP_SPARSE, 0, SEQUENCES, 1);
+        planner_advance(h->planner);
+        CHECK(flag_reached(control_flag_at(h->control, FLAG_TABLES_LATE), h->step));
+        if (i >= 0)
+            us[i] = (double)(h->planner->step.planned_ns - from) / 1e3;
+        heels_select(h, h->step, h->position, false);
+        heels_raise(h, FLAG_KV_WRITTEN);
+        planner_advance(h->planner);
+        h->step++;
+        h->position++;
+    }
+    qsort(us, (size_t)steps, sizeof us[0], compare);
+    printf("at the heels of a step, %d thread%s: its end and the next record to tables and rows median "
+           "%.0f us, best %.0f, worst %.0f\n",
+           threads, threads > 1 ? "s" : "", us[steps / 2], us[0], us[steps - 1]);
+    planner_free(&h->planner);
+    mem_free(&h);
+}
+
 int main(int argc, char **argv)
 {
     bool quick = argc > 1 && strcmp(argv[1], "--quick") == 0;
@@ -240,6 +455,8 @@ int main(int argc, char **argv)
         elastic_detach(&b->sequences[s].elastic, 0);
     measure_without_slots(b, 1, steps);
     measure_without_slots(b, 2, steps);
+    measure_heels(1, steps);
+    measure_heels(2, steps);
     for (uint32_t s = 0; s < SEQUENCES; s++) {
         CHECK(elastic_consistent(&b->sequences[s].elastic));
         elastic_free(&b->sequences[s].elastic);
