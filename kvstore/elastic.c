@@ -317,7 +317,7 @@ static void head_prefetch(const struct elastic *e, const struct elastic_head *h)
 
 void elastic_stage(struct elastic *e)
 {
-    CHECK(e->next == ELASTIC_RECEIVED);
+    CHECK(e->next == ELASTIC_RECEIVED && !e->held);
     if (e->reload)
         return;
     uint32_t wanted = e->sinks + e->window + 2;
@@ -364,7 +364,7 @@ static void commit_head(struct elastic *e, uint32_t group, uint32_t head)
 
 void elastic_commit(struct elastic *e, struct kv_counters *counters)
 {
-    CHECK(e->next != ELASTIC_NONE);
+    CHECK(e->next != ELASTIC_NONE && !e->held);
     for (uint32_t i = 0; i < e->layout.groups * e->layout.selection_heads; i++)
         if (e->has) {
             const struct selection *list = &e->lists[i];
@@ -387,6 +387,29 @@ void elastic_commit(struct elastic *e, struct kv_counters *counters)
     e->position = e->next_position;
     e->limit = e->next_limit;
     e->next = ELASTIC_NONE;
+}
+
+bool elastic_is_whole(const struct elastic *e)
+{
+    if (e->next != ELASTIC_STAGED)
+        return false;
+    for (uint32_t g = 0; g < e->layout.groups; g++)
+        for (uint32_t h = 0; h < e->layout.selection_heads && e->attached[g]; h++)
+            if (elastic_list(e, g, h)->added)
+                return false;
+    return true;
+}
+
+void elastic_commit_held(struct elastic *e, struct kv_counters *counters)
+{
+    CHECK(elastic_is_whole(e));
+    elastic_commit(e, counters);
+    e->held = true;
+}
+
+void elastic_release(struct elastic *e)
+{
+    e->held = false;
 }
 
 static void pin_one(struct elastic *e, uint32_t position, uint32_t committed)
@@ -431,7 +454,7 @@ static uint32_t sinks_below(const struct elastic *e, uint32_t end)
 
 void elastic_pin(struct elastic *e, uint32_t low, uint32_t end, uint32_t committed)
 {
-    CHECK(end <= e->capacity);
+    CHECK(end <= e->capacity && !e->held);
     if (low > end)
         low = end;
     for (uint32_t p = e->pin_low; p < e->pin_end; p++)
@@ -469,7 +492,7 @@ static void attach_list(struct elastic *e, struct elastic_head *h, struct select
 
 void elastic_attach(struct elastic *e, uint32_t group, uint32_t committed)
 {
-    CHECK(!e->attached[group]);
+    CHECK(!e->attached[group] && !e->held);
     for (uint32_t head = 0; head < e->layout.row_heads; head++) {
         struct elastic_head *h = elastic_head(e, group, head);
         struct elastic_load where = {.group = (uint8_t)group, .head = (uint8_t)head};

@@ -7,7 +7,9 @@
  *
  * Life of a set: elastic_receive checks and merges it (next), elastic_stage finds slots for what is new
  * among free and unselected ones - the set in use stays whole -, elastic_commit makes it the set in use
- * and lets go of the old one. Calls for different sequences may run at once; those for one may not. */
+ * and lets go of the old one. Where staging found slots for everything, elastic_commit_held does so while
+ * the old one's slots are still read: they keep their rows until elastic_release, and until then no slot is
+ * given to anything. Calls for different sequences may run at once; those for one may not. */
 #ifndef KVSTORE_ELASTIC_H
 #define KVSTORE_ELASTIC_H
 
@@ -72,6 +74,7 @@ struct elastic {
     uint32_t next_flags;        /* enum topk_entry_flags */
     bool is_short;              /* of the set in use: TOPK_ENTRY_SHORT */
     bool next_whole;            /* `next` has no predecessor: its rows count as filled, not as loaded */
+    bool held;                  /* slots on the rings may still be read: none of them is given away */
     uint32_t pin_low, pin_end;  /* positions [pin_low, pin_end) and the sinks below pin_end are pinned */
     struct elastic_loads loads; /* for sets */
     struct elastic_loads fills; /* for sinks, windows, first sets and groups that got slots */
@@ -109,6 +112,15 @@ void elastic_stage(struct elastic *elastic);
  * the new rows are gathered later). Rows land in `loads`. Counts into `counters` all but bytes. Needs next
  * != NONE. */
 void elastic_commit(struct elastic *elastic, struct kv_counters *counters);
+
+/* Whether every row of the next set has a slot, in groups that have any: it is staged, and its commit will
+ * give no slot away. */
+bool elastic_is_whole(const struct elastic *elastic);
+
+/* elastic_commit of a set that is whole while the slots of the one in use are read, up to elastic_release.
+ * In between the next set may be received and merged, not staged; nothing may be pinned or attached. */
+void elastic_commit_held(struct elastic *elastic, struct kv_counters *counters);
+void elastic_release(struct elastic *elastic);
 
 /* Pins [low, end) and the sinks, unpins the rest. Rows below `committed` land in `fills`, others get a
  * slot that the step itself writes. */

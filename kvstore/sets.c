@@ -119,6 +119,19 @@ static bool may_commit(const struct planner *p, const struct sequence *s)
     return !is_read(p, s) && e->next_position < s->next && e->next_limit <= s->committed;
 }
 
+/* Whether it may replace it while a step reads it: that step's tables name slots, which keep their rows until
+ * it is consumed, and nothing in it looks at the set any more. Only where sets come a step ahead, and where
+ * no slot is to be found any more: to take one might be to take what is read. */
+static bool may_commit_held(const struct planner *p, const struct sequence *s)
+{
+    const struct elastic *e = &s->elastic;
+    const struct step *step = &p->step;
+    bool planned = step->kind == STEP_SPARSE && step->selection == SELECTION_PREVIOUS &&
+                   (step->state == STEP_WRITTEN || step->state == STEP_CONSUMED);
+    return planned && s->in_step && e->next_position < s->next && e->next_limit <= s->committed &&
+           elastic_is_whole(e);
+}
+
 static void receive_pending(struct planner *p, struct sequence *s)
 {
     struct sequence_topk *pending = s->pending;
@@ -140,7 +153,8 @@ static bool may_settle(const struct planner *p, const struct sequence *s)
     const struct elastic *e = &s->elastic;
     if (e->next == ELASTIC_NONE)
         return false;
-    return may_commit(p, s) || (e->next == ELASTIC_RECEIVED && !e->reload && e->next_limit <= s->committed);
+    return may_commit(p, s) || may_commit_held(p, s) ||
+           (e->next == ELASTIC_RECEIVED && !e->reload && !e->held && e->next_limit <= s->committed);
 }
 
 static void settle_one(void *arg, int index, int thread)
@@ -148,10 +162,14 @@ static void settle_one(void *arg, int index, int thread)
     (void)thread;
     const struct settle_work *work = arg;
     struct sequence *s = work->ready[index];
-    if (may_commit(work->planner, s))
+    if (may_commit(work->planner, s)) {
         elastic_commit(&s->elastic, &s->counters);
-    else
+        return;
+    }
+    if (s->elastic.next == ELASTIC_RECEIVED)
         elastic_stage(&s->elastic);
+    if (may_commit_held(work->planner, s))
+        elastic_commit_held(&s->elastic, &s->counters);
 }
 
 void planner_settle(struct planner *p, struct sequence *const *all, uint32_t count)

@@ -90,9 +90,13 @@ static void parts_begin(struct planner *p, int status)
 static void step_end(struct planner *p)
 {
     struct step *step = &p->step;
-    for (uint32_t i = 0; i < step->parts; i++)
-        if (step->part[i].sequence)
-            step->part[i].sequence->in_step = false;
+    for (uint32_t i = 0; i < step->parts; i++) {
+        struct sequence *s = step->part[i].sequence;
+        if (!s)
+            continue;
+        s->in_step = false;
+        elastic_release(&s->elastic);
+    }
     step->state = STEP_IDLE;
     step->ended_ns = clock_now_ns();
     if (step->kind == STEP_SPARSE)
@@ -422,8 +426,8 @@ static bool sets_advance(struct planner *p)
         if (!sets_at_hand(step, phase))
             return moved;
         phase_publish(p, phase);
-        if (phase == 0) /* the late set may have waited behind the early one */
-            settle_parts(p);
+        if (phase == 0 || step->selection == SELECTION_PREVIOUS)
+            settle_parts(p); /* the late set, or that of the step to come, may have waited for this one */
         moved = true;
     }
     return moved;

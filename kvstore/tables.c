@@ -102,18 +102,6 @@ static void write_selection(struct list_out *out, const struct selection_list *l
     out->at += list->count;
 }
 
-/* Whether every position of the next set has a slot, in groups that have any. */
-static bool all_staged(const struct elastic *e)
-{
-    if (e->next != ELASTIC_STAGED)
-        return false;
-    for (uint32_t g = 0; g < e->layout.groups; g++)
-        for (uint32_t h = 0; h < e->layout.selection_heads && e->attached[g]; h++)
-            if (elastic_list(e, g, h)->added)
-                return false;
-    return true;
-}
-
 void tables_draft(struct tables *t, uint32_t step, uint32_t phase, struct sequence *s, uint32_t position)
 {
     const struct table_view *view = view_of(t, step);
@@ -122,7 +110,8 @@ void tables_draft(struct tables *t, uint32_t step, uint32_t phase, struct sequen
     uint32_t limit = next ? e->next_limit : e->limit;
     struct sequence_draft *draft = &s->draft[step & 1][phase];
     draft->ready = false;
-    if (limit > position || (!elastic_has_no_slots(e) && e->pin_end < e->sinks) || (next && !all_staged(e)))
+    if (limit > position || (!elastic_has_no_slots(e) && e->pin_end < e->sinks) ||
+        (next && !elastic_is_whole(e)))
         return;
     /* What is pinned stays in its slot until the step unpins it; a named row stays in its own too. */
     uint32_t pinned = e->pin_end < position ? e->pin_end : position;

@@ -213,6 +213,58 @@ static void test_staging_spares_the_set_in_use(void **state)
     }
 }
 
+/* A whole set put to use while the one before it is read: each slot that its lists or pins named keeps its
+ * row up to the release. Afterwards everything is as if it had been committed
+ * then. */
+static void test_a_held_commit_gives_nothing_away(void **state)
+{
+    (void)state;
+    uint32_t held = 0;
+    struct rig *r = rig_create(3, SLOTS), *later = rig_create(3, SLOTS);
+    for (uint32_t i = 0; i < 200; i++, r->position++, later->position++) {
+        struct elastic *e = &r->elastic, *o = &later->elastic;
+        const struct elastic_head *h = elastic_head(e, 0, 0);
+        uint32_t limit = r->position - WINDOW, set[MOST], count;
+        next_set(r, limit, set, &count);
+        bool whole = r->count == 0 || fake_random(&r->f, 4) == 0;
+        uint32_t set_before[MOST], pins = e->pin_end, low = e->pin_low;
+        uint16_t slot_before[MOST];
+        memcpy(set_before, r->set, sizeof set_before);
+        for (uint32_t k = 0; k < r->count; k++)
+            slot_before[k] = h->slot_of[r->set[k]];
+        rig_send(r, set, count, limit, whole);
+        rig_send(later, set, count, limit, whole);
+        elastic_stage(e);
+        elastic_stage(o);
+        uint32_t before = r->count;
+        memcpy(r->set, set, sizeof set);
+        memcpy(later->set, set, sizeof set);
+        r->count = later->count = count;
+        if (elastic_is_whole(e)) {
+            elastic_commit_held(e, &r->counters);
+            held++;
+            for (uint32_t k = 0; k < before; k++)
+                assert_int_equal(h->position_of[slot_before[k]], set_before[k]);
+            for (uint32_t p = low; p < pins; p++)
+                assert_int_equal(h->position_of[h->slot_of[p]], p);
+            assert_true(elastic_consistent(e));
+            elastic_release(e);
+        } else {
+            elastic_commit(e, &r->counters);
+        }
+        elastic_commit(o, &later->counters);
+        elastic_pin(e, limit, r->position + 1, r->position);
+        elastic_pin(o, limit, r->position + 1, r->position);
+        assert_memory_equal(h->slot_of, elastic_head(o, 0, 0)->slot_of, CAPACITY * sizeof *h->slot_of);
+        assert_int_equal(e->loads.count, o->loads.count);
+        assert_memory_equal(e->loads.at, o->loads.at, e->loads.count * sizeof *e->loads.at);
+    }
+    assert_true(held > 100);
+    assert_memory_equal(&r->counters, &later->counters, sizeof r->counters);
+    rig_free(&r);
+    rig_free(&later);
+}
+
 static void test_attach_and_detach(void **state)
 {
     (void)state;
@@ -395,6 +447,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_least_recently_selected_goes_first),
         cmocka_unit_test(test_staging_spares_the_set_in_use),
+        cmocka_unit_test(test_a_held_commit_gives_nothing_away),
         cmocka_unit_test(test_attach_and_detach),
         cmocka_unit_test(test_merge_edges),
         cmocka_unit_test(test_device_pages_and_slabs),
