@@ -2,8 +2,8 @@
  * changed uniformly; merges, slots, victims and tables are measured, the gathers themselves are not.
  *
  * And what the next step waits for when it follows at the heels of one (`previous`, three quarters of the
- * layers offloaded, its sets there already): from STEP_CONSUMED and STEP_POSTED to its tables and ROWS_READY,
- * by the planner itself, 32 sequences x 8 groups x 8 heads, budget 1024 of 8K, a twentieth changed.
+ * layers offloaded, its sets there already): from STEP_CONSUMED and STEP_POSTED to TABLES_LATE, by the
+ * planner itself, 32 sequences x 8 groups x 8 heads, budget 1024 of 8K, a twentieth changed.
  *
  *   bench_plan [--quick]
  *
@@ -426,7 +426,7 @@ static void measure_heels(int threads, int steps)
         planner_advance(h->planner);
         CHECK(flag_reached(control_flag_at(h->control, FLAG_TABLES_LATE), h->step));
         if (i >= 0)
-            us[i] = (double)(h->planner->step.planned_ns - from) / 1e3;
+            us[i] = (double)(h->planner->step.tables_ns - from) / 1e3;
         heels_select(h, h->step, h->position, false);
         heels_raise(h, FLAG_KV_WRITTEN);
         planner_advance(h->planner);
@@ -434,7 +434,7 @@ static void measure_heels(int threads, int steps)
         h->position++;
     }
     qsort(us, (size_t)steps, sizeof us[0], compare);
-    printf("at the heels of a step, %d thread%s: its end and the next record to tables and rows median "
+    printf("at the heels of a step, %d thread%s: its end and the next record to tables median "
            "%.0f us, best %.0f, worst %.0f\n",
            threads, threads > 1 ? "s" : "", us[steps / 2], us[0], us[steps - 1]);
     planner_free(&h->planner);

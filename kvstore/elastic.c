@@ -320,6 +320,7 @@ void elastic_stage(struct elastic *e)
     CHECK(e->next == ELASTIC_RECEIVED && !e->held);
     if (e->reload)
         return;
+    e->moves++;
     uint32_t wanted = e->sinks + e->window + 2;
     for (uint32_t g = 0; g < e->layout.groups; g++)
         for (uint32_t head = 0; e->attached[g] && head < e->layout.row_heads; head++) {
@@ -387,6 +388,7 @@ void elastic_commit(struct elastic *e, struct kv_counters *counters)
     e->position = e->next_position;
     e->limit = e->next_limit;
     e->next = ELASTIC_NONE;
+    e->moves++;
 }
 
 bool elastic_is_whole(const struct elastic *e)
@@ -467,6 +469,21 @@ void elastic_pin(struct elastic *e, uint32_t low, uint32_t end, uint32_t committ
             pin_one(e, p, committed);
     e->pin_low = low;
     e->pin_end = end;
+    e->moves++;
+}
+
+bool elastic_pins_one(const struct elastic *e, uint32_t position)
+{
+    if (e->pin_end != position || e->pin_low > e->limit || e->limit > position || e->sinks > position ||
+        position >= e->capacity)
+        return false;
+    for (uint32_t g = 0; g < e->layout.groups; g++)
+        for (uint32_t head = 0; e->attached[g] && head < e->layout.row_heads; head++) {
+            const struct elastic_head *h = elastic_head(e, g, head);
+            if (h->slot_of[position] != SELECTION_NO_SLOT || elastic_slot_ahead(e, h) == SELECTION_NO_SLOT)
+                return false;
+        }
+    return true;
 }
 
 /* Names the slots of a list anew; positions without one get one. */
@@ -515,6 +532,7 @@ void elastic_attach(struct elastic *e, uint32_t group, uint32_t committed)
     memcpy(e->attached, others, sizeof others);
     e->attached[group] = true;
     e->changes++;
+    e->moves++;
     if (e->next == ELASTIC_STAGED) /* commit takes care of what is new in this group */
         for (uint32_t head = 0; head < e->layout.row_heads; head++)
             stage_head(e, group, head, e->sinks + e->window + 2);
@@ -525,6 +543,7 @@ void elastic_detach(struct elastic *e, uint32_t group)
     CHECK(e->attached[group]);
     e->attached[group] = false;
     e->changes++;
+    e->moves++;
     for (uint32_t head = 0; head < e->layout.row_heads; head++)
         head_free(elastic_head(e, group, head));
     /* A staged set forgot which positions were new once they had slots. */

@@ -66,6 +66,7 @@ struct elastic {
     int32_t *scratch;               /* of merges */
     bool attached[LIMIT_GROUPS];    /* the group has slots */
     uint32_t changes;               /* grows when a group gets slots, or loses them: older ones are void */
+    uint32_t moves;                 /* grows when any slot may have been given, named, pinned or let go */
     bool has;                       /* there is a set in use */
     uint32_t step, position, limit; /* of the set in use: made in that step from that position */
     enum elastic_next next;
@@ -126,6 +127,11 @@ void elastic_release(struct elastic *elastic);
  * slot that the step itself writes. */
 void elastic_pin(struct elastic *elastic, uint32_t low, uint32_t end, uint32_t committed);
 
+/* Whether to pin what a step at `position` reads with the set in use - from its limit on, and the sinks -
+ * will find all of it pinned but `position` itself, and a slot for that: elastic_slot_ahead of each head, as
+ * long as `moves` stays the same. */
+bool elastic_pins_one(const struct elastic *elastic, uint32_t position);
+
 /* Gives slots to a group: for the set in use and all that is pinned (rows land in `fills`), then for what
  * of the next set can be had. And takes them away. */
 void elastic_attach(struct elastic *elastic, uint32_t group, uint32_t committed);
@@ -148,6 +154,14 @@ static inline struct selection *elastic_list(const struct elastic *e, uint32_t g
 static inline struct elastic_head *elastic_head(const struct elastic *e, uint32_t group, uint32_t row_head)
 {
     return &e->heads[group * e->layout.row_heads + row_head];
+}
+
+/* The slot that the next row gets which has none; SELECTION_NO_SLOT: there is none to be had. */
+static inline uint32_t elastic_slot_ahead(const struct elastic *e, const struct elastic_head *h)
+{
+    if (h->used < e->slots)
+        return h->used;
+    return h->unselected ? h->newer[e->slots] : SELECTION_NO_SLOT;
 }
 
 /* Structural invariants, for tests: false when any count, link or map entry contradicts another. */

@@ -53,6 +53,7 @@ struct step_part {             /* one entry of the step in flight */
     struct sequence *sequence; /* NULL: refused */
     uint32_t index, position, count, token_at;
     int32_t status;
+    bool pins_owed;           /* what its tables name is pinned behind them */
     struct sequence *leaving; /* closed before its set came; its memory is kept until the step is consumed */
 };
 
@@ -65,9 +66,10 @@ struct step {
     uint32_t runs_raised;  /* ROWS_READY of runs [0, runs_raised) has been raised */
     uint32_t runs_written; /* dense: staged rows of runs below are back in the arena */
     bool phase_out[2];
-    int64_t seen_ns, ended_ns;   /* when one began last, and ended */
-    int64_t planned_ns, took_ns; /* sparse: its late tables were out; the last one, begin to end */
-    bool reached;                /* reach_step registered memory in this one */
+    int64_t seen_ns, ended_ns;     /* when one began last, and ended */
+    int64_t tables_ns, planned_ns; /* sparse: its late tables were out, and all that belongs to them */
+    int64_t took_ns;               /* the last sparse one, begin to end */
+    bool reached;                  /* reach_step registered memory in this one */
     /* Nothing that is on the GPU's stream, what this step queued included, writes pages of resident layers,
      * or reads what has become one: the decoder may write them at once. */
     bool pages_settled;

@@ -63,6 +63,13 @@ void sequence_attach(struct sequence *s, const struct sequence_params *p, uint32
         elastic_init(&s->elastic, &params);
 }
 
+void sequence_pin(struct sequence *s, uint32_t position)
+{
+    struct elastic *e = &s->elastic;
+    uint32_t end = position + 1;
+    elastic_pin(e, e->limit < end ? e->limit : end, end, s->committed);
+}
+
 void sequence_pending_free(struct sequence_topk **pending)
 {
     if (!*pending)

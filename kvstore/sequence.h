@@ -24,8 +24,11 @@ struct sequence_draft { /* lists of a step that is to come, written before its r
     uint32_t step, position; /* of that step and of its token */
     uint32_t set_step;       /* of the set */
     uint32_t changes;        /* elastic.changes by then: with another one the slots are others */
-    uint32_t window_end;     /* of the window, positions below are in the lists of groups with slots */
+    bool whole;              /* lists of groups with slots too: nothing is left, while there is no more of */
+    uint32_t moves;          /* elastic.moves than by then */
+    uint32_t window_end;     /* else: of the window, positions below are in the lists of groups with slots */
     uint64_t listed;         /* entries of all lists of groups without, which are whole */
+    uint64_t listed_slots;   /* and of those with, if they are */
 };
 
 struct sequence {
@@ -60,6 +63,7 @@ struct sequence {
     bool slabs_written[2][LIMIT_LAYERS];
     struct sequence_draft draft[2][2]; /* [parity][phase] */
     uint32_t drafts_used;              /* steps whose lists were there before their record */
+    uint32_t drafts_whole;             /* of those, all of them and with slots */
     bool slabs_sent[LIMIT_LAYERS];     /* to the GPU */
 
     struct elastic elastic; /* with budget 0: never used */
@@ -109,6 +113,9 @@ void sequence_publish(struct sequence *sequence, struct prefix *prefix, uint32_t
 
 /* Copies ids [0, n) out of the blocks. */
 void sequence_tokens(const struct sequence *sequence, const struct blocks *blocks, uint32_t n, uint32_t *ret);
+
+/* Pins what a sparse step at `position` reads with the set in use: elastic_pin. */
+void sequence_pin(struct sequence *sequence, uint32_t position);
 
 void sequence_pending_free(struct sequence_topk **pending);
 

@@ -231,6 +231,15 @@ struct phase_work {
     uint32_t phase;
 };
 
+/* What prepare_part left behind the tables: they name the slot that is given here, and no row is missing. */
+static void pin_part(void *arg, int index, int thread)
+{
+    (void)thread;
+    const struct step_part *part = &((struct planner *)arg)->step.part[index];
+    if (part->pins_owed)
+        sequence_pin(part->sequence, part->position);
+}
+
 /* Sets, pins and lists of one part for one phase. */
 static void prepare_part(void *arg, int index, int thread)
 {
@@ -253,9 +262,10 @@ static void prepare_part(void *arg, int index, int thread)
     } else {
         s->debts = e->loads.count;
     }
-    if (!late_mixed)
-        elastic_pin(e, e->limit < part->position + 1 ? e->limit : part->position + 1, part->position + 1,
-                    s->committed);
+    part->pins_owed = p->step.selection == SELECTION_PREVIOUS && !elastic_has_no_slots(e) &&
+                      tables_are_drafted(s, p->step.step, 1, part->position);
+    if (!late_mixed && !part->pins_owed)
+        sequence_pin(s, part->position);
     tables_lists(&p->tables, p->step.step, work->phase, s, part->position);
     tables_entry(&p->tables, p->step.step, work->phase, part->index, 0,
                  s->loaded + e->loads.count + e->fills.count);
@@ -375,6 +385,7 @@ static void phase_publish(struct planner *p, uint32_t phase)
         pool_run(p->pool, (int)step->parts, prepare_part, &work);
     step->phase_out[phase] = true;
     flag_raise(planner_flag(p, phase ? FLAG_TABLES_LATE : FLAG_TABLES_EARLY), step->step);
+    step->tables_ns = clock_now_ns();
     trace(phase ? TRACE_TABLES_LATE : TRACE_TABLES_EARLY, step->step);
     uint32_t end = phase ? p->residency.runs : early_runs(p);
     if (step->pages_settled) /* what is queued next is none of theirs */
@@ -388,6 +399,8 @@ static void phase_publish(struct planner *p, uint32_t phase)
     }
     gather_runs(p, end);
     gather_late_rest(p);
+    if (step->selection == SELECTION_PREVIOUS && residency_layers(p) < p->layout.layers)
+        pool_run(p->pool, (int)step->parts, pin_part, p);
     count_sparse(p);
     step->planned_ns = clock_now_ns();
     step->state = STEP_WRITTEN;

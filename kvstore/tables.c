@@ -90,6 +90,12 @@ static void write_range(struct list_out *out, uint32_t from, uint32_t end)
     }
 }
 
+static void write_one(struct list_out *out, uint32_t position, uint32_t slot)
+{
+    out->positions[out->at] = position;
+    out->slots[out->at++] = slot;
+}
+
 static void write_selection(struct list_out *out, const struct selection_list *list)
 {
     memcpy(out->positions + out->at, list->position, list->count * sizeof *list->position);
@@ -117,8 +123,11 @@ void tables_draft(struct tables *t, uint32_t step, uint32_t phase, struct sequen
     uint32_t pinned = e->pin_end < position ? e->pin_end : position;
     if (e->pin_low > limit || pinned < limit)
         pinned = limit;
-    uint64_t listed = 0;
-    for (uint32_t g = 0; g < t->header.groups; g++)
+    /* The slot that the step writes its own row to will be the next that is given. Nothing writes it before:
+     * that it is read until then, by the step in flight, does not matter. */
+    bool whole = !next && !elastic_has_no_slots(e) && elastic_pins_one(e, position);
+    uint64_t listed[2] = {0, 0};
+    for (uint32_t g = 0; g < t->header.groups; g++) {
         for (uint32_t h = 0; h < t->header.selection_heads; h++) {
             const struct selection *list = elastic_list(e, g, h);
             struct list_out out = list_out(view, phase, s, g, h);
@@ -128,18 +137,26 @@ void tables_draft(struct tables *t, uint32_t step, uint32_t phase, struct sequen
             write_range(&out, 0, e->sinks);
             write_selection(&out, from);
             write_range(&out, limit, end);
-            if (e->attached[g])
+            if (e->attached[g] && !whole)
                 continue;
+            if (e->attached[g])
+                write_one(&out, position, elastic_slot_ahead(e, elastic_head(e, g, h / e->ratio)));
             *table_count_at(view, table_list_index(view, phase, s->index, g, h)) = out.at;
-            listed += out.at;
+            listed[e->attached[g]] += out.at;
         }
+        for (uint32_t h = 0; h < t->header.row_heads && whole && e->attached[g]; h++)
+            table_write_at(view, s->index, g)[h] = elastic_slot_ahead(e, elastic_head(e, g, h));
+    }
     *draft = (struct sequence_draft){.ready = true,
                                      .step = step,
                                      .position = position,
                                      .set_step = next ? e->next_step : e->step,
                                      .changes = e->changes,
+                                     .whole = whole,
+                                     .moves = e->moves,
                                      .window_end = pinned,
-                                     .listed = listed};
+                                     .listed = listed[0],
+                                     .listed_slots = whole ? listed[1] : 0};
 }
 
 static bool is_drafted(const struct sequence *s, uint32_t step, uint32_t phase, uint32_t position)
@@ -149,9 +166,16 @@ static bool is_drafted(const struct sequence *s, uint32_t step, uint32_t phase, 
            d->changes == s->elastic.changes;
 }
 
+static bool is_whole(const struct sequence *s, uint32_t step, uint32_t phase)
+{
+    const struct sequence_draft *d = &s->draft[step & 1][phase];
+    return d->whole && d->moves == s->elastic.moves;
+}
+
 bool tables_are_drafted(const struct sequence *s, uint32_t step, uint32_t phase, uint32_t position)
 {
-    return is_drafted(s, step, phase, position) && elastic_has_no_slots(&s->elastic);
+    return is_drafted(s, step, phase, position) &&
+           (is_whole(s, step, phase) || elastic_has_no_slots(&s->elastic));
 }
 
 /* Positions that a layer of the group attends on average. */
@@ -171,11 +195,12 @@ void tables_lists(struct tables *t, uint32_t step, uint32_t phase, struct sequen
     uint32_t sinks = e->sinks < position + 1 ? e->sinks : position + 1;
     uint32_t window = e->limit < position + 1 ? e->limit : position + 1;
     struct sequence_draft *draft = &s->draft[step & 1][phase];
-    bool drafted = is_drafted(s, step, phase, position);
-    /* Groups without slots attend what is listed, unless the set is short. */
-    s->counters.attended += phase && drafted && !e->is_short ? draft->listed : 0;
+    bool drafted = is_drafted(s, step, phase, position), slots = drafted && is_whole(s, step, phase);
+    /* Groups whose lists are whole attend what is listed, unless the set is short. */
+    s->counters.attended +=
+        phase && drafted && !e->is_short ? draft->listed + (slots ? draft->listed_slots : 0) : 0;
     for (uint32_t g = 0; g < t->header.groups; g++) {
-        bool whole = drafted && !e->attached[g];
+        bool whole = drafted && (slots || !e->attached[g]);
         for (uint32_t h = 0; h < t->header.selection_heads && !(whole && !e->is_short); h++) {
             const struct selection_list *list = &elastic_list(e, g, h)->now;
             struct list_out out = list_out(view, phase, s, g, h);
@@ -194,7 +219,7 @@ void tables_lists(struct tables *t, uint32_t step, uint32_t phase, struct sequen
             s->counters.attended += phase ? attended(t, step, e, g, out.at, position) : 0;
         }
         uint32_t *writes = table_write_at(view, s->index, g);
-        for (uint32_t h = 0; h < t->header.row_heads && e->attached[g]; h++) {
+        for (uint32_t h = 0; h < t->header.row_heads && e->attached[g] && !slots; h++) {
             uint32_t slot = elastic_head(e, g, h)->slot_of[position];
             if (writes[h] !=
                 slot) /* the late phase finds what the early one wrote, which is being read by then */
@@ -202,6 +227,7 @@ void tables_lists(struct tables *t, uint32_t step, uint32_t phase, struct sequen
         }
     }
     s->drafts_used += drafted;
+    s->drafts_whole += slots;
     draft->ready = false;
     s->counters.lists += phase ? (uint64_t)t->header.groups * t->header.selection_heads : 0;
 }

@@ -42,12 +42,14 @@ void tables_lists(struct tables *tables, uint32_t step, uint32_t phase, struct s
 
 /* The part of a phase's lists for `position` that is known before the step, from the set that will be in use
  * then - the next one if there is one, staged: all of those of groups without slots; of the others sinks,
- * selection, and what of the window is pinned already. tables_lists adds the rest if everything is as it was.
+ * selection, and what of the window is pinned already, and the step's own position too if the set is in use
+ * and it is known which slot that will get. tables_lists adds the rest if everything is as it was.
  * Calls for different sequences may run at once. */
 void tables_draft(struct tables *tables, uint32_t step, uint32_t phase, struct sequence *sequence,
                   uint32_t position);
 
-/* Whether tables_lists will find nothing to add: all is drafted, from the set in use. */
+/* Whether tables_lists will find nothing to add: all is drafted, from the set in use. What the step reads may
+ * then be pinned behind it. */
 bool tables_are_drafted(const struct sequence *sequence, uint32_t step, uint32_t phase, uint32_t position);
 
 void tables_entry(struct tables *tables, uint32_t step, uint32_t phase, uint32_t index, int32_t status,

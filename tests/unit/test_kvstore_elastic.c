@@ -214,12 +214,12 @@ static void test_staging_spares_the_set_in_use(void **state)
 }
 
 /* A whole set put to use while the one before it is read: each slot that its lists or pins named keeps its
- * row up to the release. Afterwards everything is as if it had been committed
- * then. */
+ * row up to the release. Afterwards everything is as if it had been committed then; and the slot of the
+ * step's own row is the one that was foretold. */
 static void test_a_held_commit_gives_nothing_away(void **state)
 {
     (void)state;
-    uint32_t held = 0;
+    uint32_t held = 0, ahead = 0;
     struct rig *r = rig_create(3, SLOTS), *later = rig_create(3, SLOTS);
     for (uint32_t i = 0; i < 200; i++, r->position++, later->position++) {
         struct elastic *e = &r->elastic, *o = &later->elastic;
@@ -253,13 +253,17 @@ static void test_a_held_commit_gives_nothing_away(void **state)
             elastic_commit(e, &r->counters);
         }
         elastic_commit(o, &later->counters);
+        bool one = elastic_pins_one(e, r->position);
+        uint32_t slot = elastic_slot_ahead(e, h), fills = e->fills.count;
         elastic_pin(e, limit, r->position + 1, r->position);
+        assert_true(!one || (h->slot_of[r->position] == slot && e->fills.count == fills));
+        ahead += one;
         elastic_pin(o, limit, r->position + 1, r->position);
         assert_memory_equal(h->slot_of, elastic_head(o, 0, 0)->slot_of, CAPACITY * sizeof *h->slot_of);
         assert_int_equal(e->loads.count, o->loads.count);
         assert_memory_equal(e->loads.at, o->loads.at, e->loads.count * sizeof *e->loads.at);
     }
-    assert_true(held > 100);
+    assert_true(held > 100 && ahead > 190);
     assert_memory_equal(&r->counters, &later->counters, sizeof r->counters);
     rig_free(&r);
     rig_free(&later);
