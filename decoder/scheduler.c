@@ -438,8 +438,8 @@ static void send_tokens(struct scheduler *s, struct generation *q)
     emit(s, SCHEDULER_TO_CLIENT, &msg);
 }
 
-/* What the record of the step that runs holds goes to the clients while that is computed, and to the retriever
- * what no table of it waits for: before it is queued a GPU would wait for it. */
+/* What the record of the step that runs holds goes to the clients while that is computed, and to the
+ * retriever what no table of it waits for: before it is queued a GPU would wait for it. */
 static void send_recorded(void *arg)
 {
     struct scheduler *s = arg;

@@ -14,8 +14,9 @@
  * foresee: the graph that was launched runs out without rows, the step is queued again launch by launch,
  * and so are the next STEP_GPU_DIRECT steps.
  *
- * Times: decode steps are measured with events once in STEP_GPU_PROFILE_EVERY, first the STEP_GPU_PROFILE_AT-th
- * after a prompt, prompts always; `times` sums over the steps that were measured. Device thread only. */
+ * Times: decode steps are measured with events once in STEP_GPU_PROFILE_EVERY, first the
+ * STEP_GPU_PROFILE_AT-th after a prompt, prompts always; `times` sums over the steps that were measured.
+ * Device thread only. */
 #ifndef DECODER_STEP_GPU_H
 #define DECODER_STEP_GPU_H
 
