@@ -195,26 +195,59 @@ int cuda_scatter(const struct cuda_moves *moves, struct CUstream_st *stream)
     return launch_moves(moves, false, stream);
 }
 
-/* A warp a copy and layer; its lanes take neighbouring 16 bytes of the piece. */
+/* Pieces of up to UNROLL layers of one copy, all of them in flight before the first is stored. */
+__device__ __forceinline__ void copy_layers(const struct cuda_copies &c, const struct cuda_copy &copy,
+                                            uint32_t first, uint32_t lane)
+{
+    uint32_t units = c.from.piece_bytes / 16;
+    const uint4 *from[UNROLL];
+    uint4 *to[UNROLL];
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++) {
+        uint64_t layer = c.first_layer + first + u;
+        bool from_valid = false, to_valid = false;
+        uint64_t from_at = 0, to_at = 0;
+        if (first + u < c.layers) {
+            from_at =
+                piece_offset(c.from, c.from.at + copy.row * c.from.row_stride + layer * c.from.layer_stride,
+                             copy.head, copy.from, &from_valid);
+            to_at = piece_offset(c.to, c.to.at + copy.row * c.to.row_stride + layer * c.to.layer_stride,
+                                 copy.head, copy.to, &to_valid);
+        }
+        from[u] = (const uint4 *)(c.from.base + from_at);
+        to[u] = from_valid && to_valid ? (uint4 *)(c.to.base + to_at) : NULL;
+    }
+    for (uint32_t unit = lane; unit < units; unit += 32) {
+        uint4 v[UNROLL];
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++)
+            if (to[u])
+                v[u] = from[u][unit];
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++)
+            if (to[u])
+                to[u][unit] = v[u];
+    }
+}
+
+/* A warp reads 32 copies at once, since they may lie in host memory, and makes one after the other. */
 __global__ void __launch_bounds__(MOVE_THREADS) copy_kernel(struct cuda_copies c)
 {
     uint32_t lane = threadIdx.x % 32, warps = gridDim.x * (MOVE_THREADS / 32);
-    uint32_t units = c.from.piece_bytes / 16;
-    uint64_t work = (uint64_t)c.count * c.layers;
-    for (uint64_t i = (uint64_t)blockIdx.x * (MOVE_THREADS / 32) + threadIdx.x / 32; i < work; i += warps) {
-        struct cuda_copy copy = c.copies[i / c.layers];
-        uint64_t layer = c.first_layer + i % c.layers;
-        if (copy.row >= c.row_count || copy.head >= c.heads)
-            continue;
-        bool from_valid, to_valid;
-        const uint64_t *from_at = c.from.at + copy.row * c.from.row_stride + layer * c.from.layer_stride;
-        const uint64_t *to_at = c.to.at + copy.row * c.to.row_stride + layer * c.to.layer_stride;
-        uint64_t from = piece_offset(c.from, from_at, copy.head, copy.from, &from_valid);
-        uint64_t to = piece_offset(c.to, to_at, copy.head, copy.to, &to_valid);
-        if (!from_valid || !to_valid)
-            continue;
-        for (uint32_t u = lane; u < units; u += 32)
-            ((uint4 *)(c.to.base + to))[u] = ((const uint4 *)(c.from.base + from))[u];
+    uint64_t warp = blockIdx.x * (MOVE_THREADS / 32) + threadIdx.x / 32;
+    for (uint64_t base = warp * 32; base < c.count; base += 32ull * warps) {
+        uint32_t left = (uint32_t)(c.count - base < 32 ? c.count - base : 32);
+        struct cuda_copy mine = c.copies[base + (lane < left ? lane : 0)];
+        for (uint32_t i = 0; i < left; i++) {
+            struct cuda_copy copy;
+            copy.from = __shfl_sync(FULL_WARP, mine.from, i);
+            copy.to = __shfl_sync(FULL_WARP, mine.to, i);
+            copy.head = (uint16_t)__shfl_sync(FULL_WARP, (uint32_t)mine.head, i);
+            copy.row = (uint16_t)__shfl_sync(FULL_WARP, (uint32_t)mine.row, i);
+            for (uint32_t first = 0; copy.row < c.row_count && copy.head < c.heads && first < c.layers;
+                 first += UNROLL)
+                copy_layers(c, copy, first, lane);
+        }
     }
 }
 
@@ -225,7 +258,7 @@ int cuda_copy_pieces(const struct cuda_copies *c, struct CUstream_st *stream)
         return -EINVAL;
     if (c->count == 0)
         return 0;
-    uint64_t blocks = ceil_div((uint64_t)c->count * c->layers, MOVE_THREADS / 32);
+    uint64_t blocks = ceil_div((uint64_t)c->count, MOVE_THREADS);
     copy_kernel<<<blocks < 1024 ? (unsigned)blocks : 1024u, MOVE_THREADS, 0, stream>>>(*c);
     return launch_status();
 }
