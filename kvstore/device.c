@@ -39,6 +39,13 @@ static void poison(struct device *d, uint64_t at, uint64_t bytes)
         device_poison(d, at, bytes);
 }
 
+static void give(struct device *d, uint64_t at, uint64_t bytes)
+{
+    if (d->gpu)
+        device_gpu_given(d->gpu);
+    poison(d, at, bytes);
+}
+
 int device_create(struct device *d, const struct kv_layout *layout, const struct device_params *params,
                   struct err *err)
 {
@@ -112,7 +119,7 @@ void device_slab_give(struct device *d, uint64_t at)
     d->staging_slabs -= d->slab[s].use == DEVICE_STAGING;
     d->slab[s].use = DEVICE_FREE;
     d->free[d->free_count++] = s;
-    poison(d, at, d->slab_bytes);
+    give(d, at, d->slab_bytes);
 }
 
 static void partial_insert(struct device *d, uint32_t s)
@@ -180,7 +187,7 @@ void device_page_give(struct device *d, uint64_t at)
     CHECK(s < d->slabs && d->slab[s].use == DEVICE_PAGES && d->slab[s].used > 0);
     struct device_slab *slab = &d->slab[s];
     uint32_t page = (uint32_t)(at % d->slab_bytes / d->page_bytes);
-    poison(d, at, d->page_bytes);
+    give(d, at, d->page_bytes);
     if (slab->free == DEVICE_NO_PAGE)
         partial_insert(d, s);
     d->next_page[(size_t)s * d->pages_per_slab + page] = slab->free;

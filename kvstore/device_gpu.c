@@ -202,6 +202,11 @@ bool device_gpu_settled(const struct device_gpu *g)
     return device_gpu_passed(g, g->written);
 }
 
+void device_gpu_given(struct device_gpu *g)
+{
+    g->written = device_gpu_ticket(g);
+}
+
 void device_gpu_look(struct device_gpu *g)
 {
     int64_t now = clock_now_ns();

@@ -67,8 +67,11 @@ void device_gpu_fill(struct device_gpu *gpu, void *at, uint8_t byte, uint64_t by
 uint32_t device_gpu_ticket(struct device_gpu *gpu);
 bool device_gpu_passed(const struct device_gpu *gpu, uint32_t ticket);
 bool device_gpu_idle(const struct device_gpu *gpu);
-/* Whether it has passed all that writes what the decoder reads: what is left goes to the host. */
+/* Whether it has passed all that writes what the decoder reads, and all that was ahead of device_gpu_given:
+ * what is left goes to the host. */
 bool device_gpu_settled(const struct device_gpu *gpu);
+/* Memory was given back: its next owner must not write there while what is queued now still reads it. */
+void device_gpu_given(struct device_gpu *gpu);
 
 /* Asks, now and then, whether the GPU is sound: for who has work queued and waits for other things. */
 void device_gpu_look(struct device_gpu *gpu);

@@ -70,8 +70,8 @@ struct step {
     int64_t tables_ns, planned_ns; /* sparse: its late tables were out, and all that belongs to them */
     int64_t took_ns;               /* the last sparse one, begin to end */
     bool reached;                  /* reach_step registered memory in this one */
-    /* Nothing that is on the GPU's stream, what this step queued included, writes pages of resident layers,
-     * or reads what has become one: the decoder may write them at once. */
+    /* sparse: nothing that was queued up to its tables of places writes pages of resident layers, or reads
+     * what has become one. What the step queues then does neither: the decoder may write them at once. */
     bool pages_settled;
     uint32_t staged_at[LIMIT_SEQUENCES]; /* first staging page of each part */
     struct step_record record;           /* private copy */

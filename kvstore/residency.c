@@ -85,8 +85,6 @@ static bool leave_all(struct planner *p, uint32_t from)
     bool some = false;
     while (leave_some(p, from))
         some = true;
-    if (some) /* what reads them may still be on its way */
-        p->step.pages_settled = false;
     return some;
 }
 
@@ -262,7 +260,6 @@ static bool return_fill(struct planner *p, struct sequence *s, uint32_t run, uin
                              .pages = s->pages + (size_t)layer * s->pages_max,
                              .stride = s->pages_max};
     gather_pages(&p->gather, &job);
-    p->step.pages_settled = false;
     s->pages_valid[run] = to;
     s->counters.rows_filled += (uint64_t)(to - from) * p->layout.row_heads;
     s->counters.bytes_filled +=

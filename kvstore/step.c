@@ -483,7 +483,6 @@ static bool begin(struct planner *p)
     trace(TRACE_SEEN, step->step);
     step->seen_ns = clock_now_ns();
     step->reached = false;
-    step->pages_settled = !p->device.gpu || device_gpu_settled(p->device.gpu);
     struct step_record *r = &step->record;
     const struct step_record *shared =
         (const struct step_record *)((const uint8_t *)p->flags + p->tables.header.steps_at) +
@@ -523,6 +522,7 @@ static bool begin(struct planner *p)
     } else {
         p->totals.steps_sparse++;
         sparse_tables(p);
+        step->pages_settled = !p->device.gpu || device_gpu_settled(p->device.gpu);
         step->state = STEP_SETS;
     }
     return true;

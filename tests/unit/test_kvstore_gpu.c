@@ -195,6 +195,60 @@ static void test_resident_runs_do_not_wait(void **state)
     }
 }
 
+/* Layers go, or come back, with a step: places that the stream still reads, of the sequence in it or of one
+ * that was in the step before, may become pages that this very step writes. */
+static void test_runs_wait_where_places_changed_hands(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; i < 4; i++) {
+        int32_t resident = i < 2 ? 1 : 3;
+        struct planner_options options = fake_options();
+        options.poison = false; /* that writes */
+        struct fake *f = fake_create(&options, 38);
+        struct fake_sequence *s = &f->sequences[0], *last = &f->sequences[i % 2];
+        struct fake_step step = {
+            .kind = STEP_SPARSE, .selection = SELECTION_CURRENT, .entries = 1, .sequence = {s}, .count = {1}};
+        planner_force(f->planner, 4 - resident);
+        for (uint32_t n = 2; n-- > 0;) {
+            step.sequence[0] = &f->sequences[n];
+            fake_open(f, step.sequence[0], 1 + n, &SPARSE);
+            fake_prefill(f, step.sequence[0]);
+            for (uint32_t k = 0; k < 3; k++)
+                owing_step(f, &step, k == 0);
+        }
+        fake_select(f, &step, 0);
+        fake_post(f, &step);
+        fake_layers(f, &step, 0, f->layout.layers);
+        planner_force(f->planner, resident);
+        while (planner_idle(f->planner, clock_now_ns()))
+            continue;
+        flag_raise(control_flag_at(f->h, FLAG_KV_WRITTEN), f->step);
+        flag_raise(control_flag_at(f->h, FLAG_STEP_CONSUMED), f->step);
+        planner_advance(f->planner);
+        s->next++;
+        f->step++;
+        f->planner->step.ended_ns += 10 * CLOCK_S; /* the rows stay owed, however slow this test is */
+        step.sequence[0] = last;
+        fake_select(f, &step, 0);
+        assert_int_equal(device_gpu_wait_all(fake_gpu), 0);
+        assert_true(f->planner->commit.owed);
+        hold_stream(pass_gate);
+        fake_post(f, &step);
+        assert_int_equal(f->planner->residency.resident, resident);
+        assert_true(fake_up(f, FLAG_TABLES_LATE));
+        for (uint32_t run = 0; run < f->h->runs; run++)
+            assert_false(fake_up(f, FLAG_ROWS_READY + run));
+        atomic_store(&open_gate, true);
+        for (uint32_t run = 0; run < f->h->runs; run++)
+            assert_true(fake_comes(f, FLAG_ROWS_READY + run));
+        fake_layers(f, &step, 0, f->layout.layers);
+        fake_end_step(f, &step);
+        fake_check_host(f, s, 0, s->next);
+        fake_check_host(f, last, 0, last->next);
+        fake_free(f);
+    }
+}
+
 /* Gathers and flags of a step are queued when its decoder dies: they end, the flags stay aborted, and what is
  * handed out again is not written by what was queued before. */
 static void test_decoder_dies_with_work_queued(void **state)
@@ -357,6 +411,7 @@ int main(void)
         cmocka_unit_test(test_host_raises_when_idle),
         cmocka_unit_test(test_rows_are_written_behind_the_next_tables),
         cmocka_unit_test(test_resident_runs_do_not_wait),
+        cmocka_unit_test(test_runs_wait_where_places_changed_hands),
         cmocka_unit_test(test_decoder_dies_with_work_queued),
         cmocka_unit_test(test_arena_of_chunks),
         cmocka_unit_test(test_pinned_memory_is_made_beforehand),
