@@ -27,8 +27,8 @@ struct scheduler_options {
     /* Sends `msg`, whose memory (mem_free) passes to the callee; msg->id is the sequence or step. To a
      * client the sequence's id names the request. */
     void (*emit)(void *arg, enum scheduler_target target, const struct msg *msg);
-    void (*meanwhile)(
-        void *arg); /* once in each step, behind what is emitted while it is computed; or NULL */
+    /* Once in each step, behind what is emitted while it is computed; or NULL. */
+    void (*meanwhile)(void *arg);
     void *arg;
 };
 

@@ -19,7 +19,9 @@
 #include "decoder/tables_gpu.h"
 #include "link/flag.h"
 
-enum { ROWS_STEP = 8, FLAGS_MAX = LIMIT_RUNS + 3, NO_RUN = UINT32_MAX };
+/* Flags of a graph: waits for runs, once more where the lists of another group are joined inside one, for two
+ * phases' tables, and the arrival at the late one. */
+enum { ROWS_STEP = 8, FLAGS_MAX = LIMIT_RUNS + LIMIT_GROUPS + 3, NO_RUN = UINT32_MAX };
 #define EAGER_NS (10 * CLOCK_MS) /* for so long the end of a step is looked for without a pause */
 #define PAUSE_NS (50 * INT64_C(1000))
 #define BREAK_S  10 /* for the stream to end once all its waits were released */
@@ -124,6 +126,8 @@ void step_gpu_free(struct step_gpu **step)
     if (!g)
         return;
     g->api->stream_sync(g->device->stream);
+    if (g->beside) /* a step that failed may have left copies that nothing followed */
+        g->api->stream_sync(g->beside);
     drop_graphs(g);
     inputs_gpu_free(&g->inputs);
     tables_gpu_free(&g->tables);

@@ -159,7 +159,6 @@ int fakegpu_stream_create(struct gpu *gpu, enum gpu_priority priority, struct CU
     return 0;
 }
 
-/* Work that never ends (a wait that nobody released) is a fault of the program under test. */
 static void forget_guest(struct gpu_graph *g, const struct CUstream_st *guest)
 {
     for (uint32_t i = 0; i < g->guest_count; i++)
@@ -167,6 +166,7 @@ static void forget_guest(struct gpu_graph *g, const struct CUstream_st *guest)
             g->guests[i--] = g->guests[--g->guest_count];
 }
 
+/* Work that never ends (a wait that nobody released) is a fault of the program under test. */
 void fakegpu_stream_free(struct gpu *gpu, struct CUstream_st **address)
 {
     struct CUstream_st *s = *address;
