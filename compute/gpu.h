@@ -22,7 +22,7 @@
 #include "compute/cuda/kernels.h"
 #include "compute/cuda/sets.h"
 
-#define GPU_API_VERSION 9
+#define GPU_API_VERSION 10
 #define GPU_API_SYMBOL  "specontext_gpu_api" /* const struct gpu_api *specontext_gpu_api(void) */
 #define GPU_IPC_BYTES   64
 
