@@ -165,6 +165,10 @@ int planner_resume(struct planner *planner, uint64_t id, struct msg_resumed *ret
 uint32_t planner_prefix(const struct planner *planner, const struct msg_prefix *query);
 void planner_topk(struct planner *planner, const struct msg *msg);
 
+/* Asks, by events.reselect, for sets newer than those at hand: of a retriever that came, or came back, which
+ * may have sent some to a store that did not know it. */
+void planner_ask(struct planner *planner);
+
 /* Does all that can be done now. Returns whether work that needs no event is left (filling pages,
  * registering memory): call planner_idle then, between events. While a step is computed: reach_step
  * (reach.h). */

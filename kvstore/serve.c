@@ -406,6 +406,7 @@ static int greet_retriever(struct serve *s, const struct msg_hello *hello, struc
         return r;
     s->have_retriever = true;
     s->retriever_layout = hello->layout;
+    command(s, STORE_WORKER_ASK, 0);
     return 0;
 }
 

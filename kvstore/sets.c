@@ -372,3 +372,16 @@ void planner_topk(struct planner *p, const struct msg *msg)
     p->totals.plan_ns += clock_now_ns() - from;
     trace(TRACE_DRAFTED, (uint32_t)msg->id);
 }
+
+void planner_ask(struct planner *p)
+{
+    for (uint32_t i = 0; i < p->options.sequences && p->attached && p->events.reselect; i++) {
+        const struct sequence *s = &p->sequences[i];
+        const struct elastic *e = &s->elastic;
+        if (!s->record || !s->attached || s->budget == 0 || s->closing || s->failed)
+            continue;
+        uint32_t held = e->next != ELASTIC_NONE ? e->next_step : e->step;
+        bool has = e->has || e->next != ELASTIC_NONE;
+        p->events.reselect(p->events.arg, s->id, has ? held + 1 : p->tables.header.first_step);
+    }
+}

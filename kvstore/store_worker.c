@@ -337,6 +337,10 @@ static void do_command(struct store_worker *w, struct store_worker_command *c)
         if (sound)
             do_message(w, c);
         break;
+    case STORE_WORKER_ASK:
+        if (sound)
+            planner_ask(w->planner);
+        break;
     case STORE_WORKER_ATTACH:
         if (sound)
             do_attach(w, c->epoch);

@@ -14,6 +14,7 @@
 
 enum store_worker_command_kind {
     STORE_WORKER_MESSAGE,
+    STORE_WORKER_ASK, /* a retriever came: planner_ask */
     STORE_WORKER_ATTACH,
     STORE_WORKER_DETACH,
     STORE_WORKER_CALL,

@@ -61,6 +61,7 @@ struct fake {
     struct fake_sequence sequences[FAKE_SEQUENCES];
     uint32_t reselects, closed, broken;
     uint64_t reselected;
+    uint32_t reselect_step;
     struct msg_closed last_closed;
     char why[256];
 };
@@ -75,10 +76,10 @@ static inline uint32_t fake_random(struct fake *f, uint32_t below)
 
 static void fake_on_reselect(void *arg, uint64_t sequence, uint32_t step)
 {
-    (void)step;
     struct fake *f = arg;
     f->reselects++;
     f->reselected = sequence;
+    f->reselect_step = step;
 }
 
 static void fake_on_closed(void *arg, uint64_t request, const struct msg_closed *closed)

@@ -457,9 +457,37 @@ static void test_leaving_between_the_halves(void **state)
     }
 }
 
+/* A retriever that came is asked for what is newer than the sets at hand: what it sent while the store did
+ * not know it is lost, and a step would wait for that. */
+static void test_a_retriever_is_asked(void **state)
+{
+    (void)state;
+    struct planner_options options = fake_options();
+    struct fake *f = fake_create(&options, 12);
+    struct fake_sequence *s = &f->sequences[0];
+    planner_ask(f->planner);
+    assert_int_equal(f->reselects, 0);
+    fake_open(f, &f->sequences[1], 2,
+              &(struct fake_open){.prompt = 40, .capacity = 100}); /* attends everything */
+    fake_open(f, s, 1, &OPEN_SPARSE);
+    fake_prefill(f, s);
+    planner_ask(f->planner);
+    assert_int_equal(f->reselects, 1);
+    assert_int_equal(f->reselected, 1);
+    assert_int_equal(f->reselect_step, f->h->first_step);
+    for (uint32_t i = 0; i < 3; i++)
+        fake_sparse(f, &(struct fake_step){.selection = SELECTION_CURRENT, .entries = 1, .sequence = {s}});
+    uint32_t held = f->planner->sequences[s->index].elastic.step;
+    planner_ask(f->planner);
+    assert_int_equal(f->reselects, 2);
+    assert_int_equal(f->reselect_step, held + 1);
+    fake_free(f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_retriever_is_asked),
         cmocka_unit_test(test_dense_at_every_residency),
         cmocka_unit_test(test_sparse_current),
         cmocka_unit_test(test_sparse_previous),
