@@ -2,9 +2,8 @@
  *
  * A block takes one chunk of 256 list entries of one (query, KV head): its four warps walk 64 entries each,
  * 16 at a time, and write one part (maximum, sum, weighted sum of V) for all query heads of the group, so a
- * piece is read once. A list's last chunk takes up to 64 entries more: a budget and the token's own position
- * would else make a chunk of one entry. A second kernel merges parts in the order of chunks. The order of
- * operations depends on the list's length alone.
+ * piece is read once. A second kernel merges parts in the order of chunks. The order of operations depends
+ * on the list's length alone.
  *
  * A warp keeps the next 16 pieces in flight to its own part of shared memory while it works on 16
  * (rows.cuh). Products run on tensor cores; q and the softmax weights are given as two 16-bit numbers each,
@@ -17,10 +16,7 @@ enum {
     THREADS = 32 * WARPS,
     CHUNK = CUDA_ATTN_CHUNK,
     WARP_ENTRIES = CHUNK / WARPS,
-    WARP_MOST = WARP_ENTRIES + STAGE_ROWS, /* of a last chunk */
-    LANE_ENTRIES = (WARP_MOST + WARP_LANES - 1) / WARP_LANES,
-    CHUNK_MORE = (WARP_MOST - WARP_ENTRIES) * WARPS,
-    STEPS = WARP_MOST / STAGE_ROWS,
+    STEPS = WARP_ENTRIES / STAGE_ROWS,
     STAGES = 2,
     RESIDENT = 3,      /* blocks a multiprocessor, by registers and by shared memory */
     COMBINE_GROUPS = 4 /* the merge of long lists is cut into this many ranges of chunks */
@@ -42,12 +38,6 @@ struct list {
     uint32_t row, count;
     const uint32_t *item;
 };
-
-/* Chunks of a list; never more than as if the last took no more than others. */
-__device__ __forceinline__ uint32_t chunks_of(uint32_t count)
-{
-    return count <= CHUNK_MORE ? count > 0 : (count - CHUNK_MORE + CHUNK - 1) / CHUNK;
-}
 
 /* A query of a row that no table has walks nothing. */
 __device__ __forceinline__ struct list list_of(const struct cuda_attn &a, uint32_t query, uint32_t head)
@@ -138,16 +128,10 @@ __device__ __forceinline__ void add_values(struct running<DIM> *state, const uin
 struct item {
     uint64_t index; /* of all; past the end: no item */
     uint32_t chunk, head, query;
-    uint32_t first, count; /* entries of the chunk that the warp takes */
-    uint32_t filled;       /* entries of the chunk */
-    bool last;             /* of its list's chunks */
+    uint32_t count;  /* entries of the chunk that the warp takes */
+    uint32_t filled; /* entries of the chunk */
+    bool last;       /* of its list's chunks */
 };
-
-/* Entries of each warp but the last that has any. */
-__device__ __forceinline__ uint32_t warp_share(uint32_t filled)
-{
-    return filled > CHUNK ? (filled + WARPS - 1) / WARPS : (uint32_t)WARP_ENTRIES;
-}
 
 /* The grid's size and shape: items in the order chunk, head, query. */
 struct work {
@@ -161,40 +145,39 @@ __device__ __forceinline__ struct item find_item(const struct cuda_attn &a, cons
                                                  uint64_t index)
 {
     uint32_t lane = threadIdx.x % 32;
-    struct item item = {work.items, 0, 0, 0, 0, 0, 0, true};
+    struct item item = {work.items, 0, 0, 0, 0, 0, true};
     for (; index < work.items; index += 32ull * gridDim.x) {
         uint64_t mine = index + (uint64_t)lane * gridDim.x;
-        uint32_t list = (uint32_t)(mine / work.chunks), chunk = (uint32_t)(mine % work.chunks), count = 0;
+        uint32_t list = (uint32_t)(mine / work.chunks), begin = (uint32_t)(mine % work.chunks) * CHUNK,
+                 count = 0;
         if (mine < work.items)
             count = list_of(a, list / a.kv_heads, list % a.kv_heads).count;
-        uint32_t real = __ballot_sync(FULL_WARP, chunk < chunks_of(count));
+        uint32_t real = __ballot_sync(FULL_WARP, begin < count);
         if (!real)
             continue;
-        uint32_t from = __ffs(real) - 1;
+        uint32_t from = __ffs(real) - 1, first = threadIdx.x / 32 * WARP_ENTRIES;
         item.index = index + (uint64_t)from * gridDim.x;
         list = __shfl_sync(FULL_WARP, list, from);
         item.query = list / a.kv_heads;
         item.head = list % a.kv_heads;
-        item.chunk = __shfl_sync(FULL_WARP, chunk, from);
-        count = __shfl_sync(FULL_WARP, count, from);
-        item.last = item.chunk + 1 == chunks_of(count);
-        item.filled = item.last ? count - item.chunk * CHUNK : (uint32_t)CHUNK;
-        uint32_t share = warp_share(item.filled);
-        item.first = threadIdx.x / 32 * share;
-        item.count = item.first < item.filled ? min(item.filled - item.first, share) : 0;
+        item.chunk = __shfl_sync(FULL_WARP, begin, from) / CHUNK;
+        uint32_t left = __shfl_sync(FULL_WARP, count, from) - item.chunk * CHUNK;
+        item.filled = min(left, (uint32_t)CHUNK);
+        item.last = left <= CHUNK;
+        item.count = first < item.filled ? min(item.filled - first, (uint32_t)WARP_ENTRIES) : 0;
         break;
     }
     return item;
 }
 
-/* List entries of the warp: lane l those of rows l, l + 32, ... */
+/* List entries of the warp: lane l those of rows l and l + 32. */
 __device__ __forceinline__ void load_entries(uint32_t *ret_entry, const struct cuda_attn &a,
                                              const struct item &item, bool real)
 {
-    uint32_t lane = threadIdx.x % 32, first = item.chunk * CHUNK + item.first;
+    uint32_t lane = threadIdx.x % 32, first = item.chunk * CHUNK + threadIdx.x / 32 * WARP_ENTRIES;
     struct list list = list_of(a, item.query, item.head);
 #pragma unroll
-    for (int i = 0; i < LANE_ENTRIES; i++) {
+    for (int i = 0; i < WARP_ENTRIES / 32; i++) {
         uint32_t at = first + min(i * 32 + lane, item.count - 1);
         ret_entry[i] = real && item.count && list.item ? list.item[at] : at;
     }
@@ -206,7 +189,7 @@ __device__ __forceinline__ void load_offsets(uint64_t *ret_offset, const struct 
     uint32_t row = real && a.rows ? a.rows[item.query] : item.query;
     bool valid;
 #pragma unroll
-    for (int i = 0; i < LANE_ENTRIES; i++)
+    for (int i = 0; i < WARP_ENTRIES / 32; i++)
         ret_offset[i] = real && item.count
                             ? piece_offset(a.kv, a.kv.at + row * a.kv.row_stride, item.head, entry[i], &valid)
                             : 0;
@@ -225,7 +208,7 @@ __device__ __forceinline__ void take_step(struct running<DIM> *state, struct sta
     add_weights<BF16, DIM>(state, p, scores, s, source.count, source.scale);
     add_values<BF16, DIM>(state, p, &ring[s % STAGES]);
     __syncwarp();
-    if (s + STAGES < STEPS && (uint32_t)(s + STAGES) * STAGE_ROWS < source.count)
+    if (s + STAGES < STEPS)
         fetch_rows<DIM * 4>(&ring[s % STAGES], source, s + STAGES);
     else
         copy_commit();
@@ -236,7 +219,7 @@ template <int DIM>
 __device__ __forceinline__ void write_part(float *part, const struct block_state<DIM> *state, uint32_t group,
                                            uint32_t count)
 {
-    uint32_t share = warp_share(count), warps = (count + share - 1) / share;
+    uint32_t warps = (count + WARP_ENTRIES - 1) / WARP_ENTRIES;
     for (uint32_t i = threadIdx.x; i < group * DIM; i += THREADS) {
         uint32_t g = i / DIM, d = i % DIM;
         float max = state->max[0][g], acc = 0, sum = 0;
@@ -282,8 +265,8 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) attn_part_kernel(struct cud
     uint32_t group = a.q_heads / a.kv_heads, row = threadIdx.x % 32 / 4;
     struct stage<DIM * 4> *ring = memory->ring[threadIdx.x / 32];
     struct item item = find_item(a, work, blockIdx.x);
-    uint32_t entry[LANE_ENTRIES];
-    uint64_t offset[LANE_ENTRIES];
+    uint32_t entry[WARP_ENTRIES / 32];
+    uint64_t offset[WARP_ENTRIES / 32];
     bool real = item.index < work.items;
     launch_next();
     load_entries(entry, a, item, real);
@@ -336,7 +319,7 @@ __global__ void __launch_bounds__(DIM *COMBINE_GROUPS)
     uint32_t range = threadIdx.x / DIM, dim = threadIdx.x % DIM;
     launch_next();
     struct list list = list_of(a, query, head);
-    uint32_t count = chunks_of(list.count), step = (count + COMBINE_GROUPS - 1) / COMBINE_GROUPS;
+    uint32_t count = (list.count + CHUNK - 1) / CHUNK, step = (count + COMBINE_GROUPS - 1) / COMBINE_GROUPS;
     uint32_t begin = min(range * step, count), end = min(begin + step, count);
     uint64_t floats = part_floats(group, DIM);
     const float *part = a.work + ((uint64_t)query * a.kv_heads + head) * chunks * floats;
