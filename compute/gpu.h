@@ -22,7 +22,7 @@
 #include "compute/cuda/kernels.h"
 #include "compute/cuda/sets.h"
 
-#define GPU_API_VERSION 10
+#define GPU_API_VERSION 9
 #define GPU_API_SYMBOL  "specontext_gpu_api" /* const struct gpu_api *specontext_gpu_api(void) */
 #define GPU_IPC_BYTES   64
 
@@ -118,8 +118,6 @@ struct gpu_api {
                        struct err *err);
     uint32_t (*graph_flags)(const struct gpu_graph *graph); /* number of flag operations captured */
     int (*graph_launch)(struct gpu_graph *graph, const uint32_t *values, struct CUstream_st *stream);
-    /* Values ahead of the launch that gives them again, which is quicker by 2 us each; not while it runs. */
-    int (*graph_set)(struct gpu_graph *graph, const uint32_t *values);
     void (*graph_free)(struct gpu_graph **graph);
 
     /* ---- products ---- the device's cuBLASLt handle and workspace are the gpu's own. Plans are kept by

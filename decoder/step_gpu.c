@@ -436,25 +436,6 @@ static int foresee(struct step_gpu *g, struct err *err)
     return r;
 }
 
-static void values_of(uint32_t step, uint32_t *ret_values)
-{
-    for (uint32_t i = 0; i < FLAGS_MAX; i++)
-        ret_values[i] = step;
-}
-
-/* The graph that the next step has, mostly, gets its values while this one is computed. What is wrong with
- * it its launch will say. */
-static void set_ahead(struct step_gpu *g)
-{
-    struct shape shape = shape_of(g);
-    uint32_t values[FLAGS_MAX];
-    values_of(g->record->step + 1, values);
-    shape.parity ^= 1;
-    for (uint32_t i = 0; i < STEP_GPU_GRAPHS && g->graphs_generation == inputs_gpu_generation(g->inputs); i++)
-        if (g->graphs[i].graph && !memcmp(&g->graphs[i].shape, &shape, sizeof shape))
-            (void)g->api->graph_set(g->graphs[i].graph, values);
-}
-
 /* 1: it was to no purpose, and the step must be queued in another way. */
 static int launch_graph(struct step_gpu *g, struct err *err)
 {
@@ -465,7 +446,8 @@ static int launch_graph(struct step_gpu *g, struct err *err)
     if (r < 0)
         return r;
     CHECK(g->api->graph_flags(graph) <= FLAGS_MAX);
-    values_of(g->record->step, values);
+    for (uint32_t i = 0; i < FLAGS_MAX; i++)
+        values[i] = g->record->step;
     r = g->api->graph_launch(graph, values, g->device->stream);
     if (r < 0)
         return gpu_device_error(g->device, r, "launching a step", err);
@@ -514,8 +496,6 @@ static int finish(struct step_gpu *g, struct err *err)
 {
     uint32_t step = g->record->step;
     g->store->meanwhile(g->store->arg);
-    if (g->record->kind == STEP_SPARSE)
-        set_ahead(g);
     int r = wait_end(g, clock_now_ns() + STEPPER_WAIT_S * CLOCK_S, err);
     if (r == -ETIMEDOUT)
         return err_set(err, r, "step %u did not end within %d s: the kvstore's rows or the GPU are late",

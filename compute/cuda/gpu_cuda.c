@@ -606,7 +606,6 @@ static const struct gpu_api api = {
     .capture_end = gpu_capture_end,
     .graph_flags = gpu_graph_flags,
     .graph_launch = gpu_graph_launch,
-    .graph_set = gpu_graph_set,
     .graph_free = gpu_graph_free,
     .matmul_prepare = matmul_prepare,
     .matmul = matmul,

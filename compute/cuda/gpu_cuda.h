@@ -31,7 +31,6 @@ int gpu_capture_begin(struct CUstream_st *stream, struct err *err);
 int gpu_capture_end(struct gpu *gpu, struct CUstream_st *stream, struct gpu_graph **ret_graph,
                     struct err *err);
 uint32_t gpu_graph_flags(const struct gpu_graph *graph);
-int gpu_graph_set(struct gpu_graph *graph, const uint32_t *values);
 int gpu_graph_launch(struct gpu_graph *graph, const uint32_t *values, struct CUstream_st *stream);
 void gpu_graph_free(struct gpu_graph **graph);
 

@@ -15,7 +15,6 @@ struct flag_node {
     CUgraphNode node;
     CUDA_BATCH_MEM_OP_NODE_PARAMS params;
     CUstreamBatchMemOpParams op;
-    int is_set; /* to the value in `op` */
 };
 
 struct gpu_graph {
@@ -107,27 +106,19 @@ uint32_t gpu_graph_flags(const struct gpu_graph *graph)
     return graph->count;
 }
 
-int gpu_graph_set(struct gpu_graph *graph, const uint32_t *values)
+int gpu_graph_launch(struct gpu_graph *graph, const uint32_t *values, struct CUstream_st *stream)
 {
     for (uint32_t i = 0; i < graph->count; i++) {
         struct flag_node *f = &graph->flags[i];
-        int writes = f->op.operation == CU_STREAM_MEM_OP_WRITE_VALUE_32;
-        cuuint32_t *value = writes ? &f->op.writeValue.value : &f->op.waitValue.value;
-        if (f->is_set && *value == values[i])
-            continue;
-        *value = values[i];
+        if (f->op.operation == CU_STREAM_MEM_OP_WRITE_VALUE_32)
+            f->op.writeValue.value = values[i];
+        else
+            f->op.waitValue.value = values[i];
         f->params.paramArray = &f->op;
-        f->is_set = gpu_driver.exec_node_set((CUgraphExec)graph->exec, f->node, &f->params) == CUDA_SUCCESS;
-        if (!f->is_set)
+        if (gpu_driver.exec_node_set((CUgraphExec)graph->exec, f->node, &f->params) != CUDA_SUCCESS)
             return -EIO;
     }
-    return 0;
-}
-
-int gpu_graph_launch(struct gpu_graph *graph, const uint32_t *values, struct CUstream_st *stream)
-{
-    int r = gpu_graph_set(graph, values);
-    return r < 0 ? r : gpu_status(cudaGraphLaunch(graph->exec, stream));
+    return gpu_status(cudaGraphLaunch(graph->exec, stream));
 }
 
 void gpu_graph_free(struct gpu_graph **graph)

@@ -182,7 +182,6 @@ static const struct gpu_api table = {
     .capture_end = fakegpu_capture_end,
     .graph_flags = fakegpu_graph_flags,
     .graph_launch = fakegpu_graph_launch,
-    .graph_set = fakegpu_graph_set,
     .graph_free = fakegpu_graph_free,
     .matmul_prepare = fakegpu_matmul_prepare,
     .matmul = fakegpu_matmul,

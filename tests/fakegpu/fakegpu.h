@@ -101,7 +101,6 @@ int fakegpu_capture_begin(struct CUstream_st *stream, struct err *err);
 int fakegpu_capture_end(struct gpu *gpu, struct CUstream_st *stream, struct gpu_graph **ret_graph,
                         struct err *err);
 uint32_t fakegpu_graph_flags(const struct gpu_graph *graph);
-int fakegpu_graph_set(struct gpu_graph *graph, const uint32_t *values);
 int fakegpu_graph_launch(struct gpu_graph *graph, const uint32_t *values, struct CUstream_st *stream);
 void fakegpu_graph_free(struct gpu_graph **graph);
 bool fakegpu_capturing(const struct CUstream_st *stream);

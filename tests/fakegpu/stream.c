@@ -572,12 +572,6 @@ uint32_t fakegpu_graph_flags(const struct gpu_graph *graph)
     return graph->flags;
 }
 
-/* The launch gives them again. */
-int fakegpu_graph_set(struct gpu_graph *graph, const uint32_t *values)
-{
-    return graph && (values || graph->flags == 0) ? 0 : -EINVAL;
-}
-
 int fakegpu_graph_launch(struct gpu_graph *graph, const uint32_t *values, struct CUstream_st *stream)
 {
     uint32_t flag = 0;
