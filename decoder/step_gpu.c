@@ -72,7 +72,6 @@ struct step_gpu {
     struct CUstream_st *beside;    /* copies what later layers need */
     struct tables_gpu_lists lists; /* copied last */
     int has_places[2];             /* of the step's layers: in pages, in slots */
-    int opened;                    /* `beside` has what the first layer reads */
     int capturing;
     uint8_t all[INPUTS_GPU_PHASES]
                [LIMIT_SEQUENCES]; /* entries that attend all positions in resident layers */
@@ -218,7 +217,6 @@ static int open_phase(struct step_gpu *g, uint32_t layer, struct CUstream_st *st
 static int open_beside(struct step_gpu *g, struct err *err)
 {
     int r = g->api->stream_follow(g->device->gpu, g->beside, g->device->stream);
-    g->opened = r == 0;
     return r < 0 ? gpu_device_error(g->device, r, "copying tables", err) : open_phase(g, 0, g->beside, err);
 }
 
@@ -226,17 +224,17 @@ static int open_beside(struct step_gpu *g, struct err *err)
 static int enter_phase(struct step_gpu *g, uint32_t layer, struct err *err)
 {
     struct CUstream_st *stream = g->device->stream;
-    int r = 0;
-    if (g->capturing && layer > 0)
-        r = g->api->flag_write(inputs_gpu_arrival(g->inputs), g->record->step, stream);
-    if (g->opened)
+    int opened = g->capturing && layer == 0, r = 0; /* open_beside */
+    if (opened)
         r = g->api->stream_follow(g->device->gpu, stream, g->beside);
+    else if (g->capturing)
+        r = g->api->flag_write(inputs_gpu_arrival(g->inputs), g->record->step, stream);
     if (r < 0)
         return gpu_device_error(g->device, r, "a wait", err);
-    int opened = g->opened;
-    g->opened = 0;
-    r = opened ? 0 : open_phase(g, layer, stream, err);
-    if (r < 0 || opened || g->record->kind != STEP_SPARSE || !others_follow(g, layer))
+    if (opened)
+        return 0;
+    r = open_phase(g, layer, stream, err);
+    if (r < 0 || g->record->kind != STEP_SPARSE || !others_follow(g, layer))
         return r;
     r = g->api->stream_follow(g->device->gpu, g->beside, stream);
     return r < 0 ? gpu_device_error(g->device, r, "copying tables", err) : 0;
@@ -339,7 +337,6 @@ static int queue_step(struct step_gpu *g, struct err *err)
     int r = inputs_gpu_queue(g->inputs);
     if (r < 0)
         return gpu_device_error(g->device, r, "copying inputs", err);
-    g->opened = 0;
     if (g->capturing)
         r = open_beside(g, err);
     if (r < 0)

@@ -156,7 +156,7 @@ void tables_draft(struct tables *t, uint32_t step, uint32_t phase, struct sequen
                                      .moves = e->moves,
                                      .window_end = pinned,
                                      .listed = listed[0],
-                                     .listed_slots = whole ? listed[1] : 0};
+                                     .listed_slots = listed[1]};
 }
 
 static bool is_drafted(const struct sequence *s, uint32_t step, uint32_t phase, uint32_t position)

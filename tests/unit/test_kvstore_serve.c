@@ -309,6 +309,34 @@ static void test_decoder_life(void **state)
     client_close(&c);
 }
 
+/* A retriever that greets while a sequence waits for sets: those that it sent before it was known are lost. */
+static void test_a_retriever_that_comes_is_asked(void **state)
+{
+    (void)state;
+    struct kv_layout layout = fake_layout();
+    struct client d, r;
+    struct attachment a;
+    uint32_t tokens[100] = {0};
+    client_open(&d, ROLE_DECODER, &layout);
+    client_wait(&d, 0);
+    fetch(&d, &a);
+    struct msg open;
+    open_msg(&open, 5, tokens, 100);
+    open.open.made = (struct made){.kind = ARENA_MADE_SPARSE, .budget = 96};
+    open.open.budget = 96;
+    open.open.sinks = 4;
+    open.open.window = 16;
+    client_ask(&d, &open, MSG_GRANT);
+    client_open(&r, ROLE_RETRIEVER, &layout);
+    client_wait(&r, MSG_RESELECT);
+    assert_int_equal(r.last.reselect.sequence, 5);
+    assert_int_equal(r.last.id, a.f.h->first_step);
+    client_close(&r);
+    hang_up(&a);
+    unmap(&a);
+    client_close(&d);
+}
+
 static void test_one_decoder_at_a_time_and_death(void **state)
 {
     (void)state;
@@ -484,6 +512,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {BOTH(test_decoder_life), BOTH(test_one_decoder_at_a_time_and_death),
                                        BOTH(test_retriever_of_another_model),
+                                       BOTH(test_a_retriever_that_comes_is_asked),
                                        BOTH(test_supervisor_gets_the_arena)};
     const struct CMUnitTest gpu_tests[] = {
         BOTH(test_decoder_life),
