@@ -28,7 +28,7 @@
 
 /* What another process opens by a handle is mapped there in small pages unless it is a whole number of large
  * ones: measured on an H200, attention over 2048 of 32K random positions of 32 sequences took 641 us in place
- * of 86 for 256 KiB too many (bench/results/2026-11-30-pages-h200.md). The card gives whole ones anyway. */
+ * of 86 for 256 KiB too many (bench/results/2026-11-30-pages-h200.md). */
 #define GPU_EXPORT_GRAIN (UINT64_C(2) << 20)
 static inline uint64_t gpu_export_bytes(uint64_t bytes) /* to alloc() for ipc_export() */
 {

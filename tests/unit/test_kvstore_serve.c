@@ -309,7 +309,7 @@ static void test_decoder_life(void **state)
     client_close(&c);
 }
 
-/* A retriever that greets while a sequence waits for sets: those that it sent before it was known are lost. */
+/* A retriever that greets while a sequence waits for sets: what it sent before it was known is lost. */
 static void test_a_retriever_that_comes_is_asked(void **state)
 {
     (void)state;
