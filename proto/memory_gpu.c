@@ -76,7 +76,7 @@ uint64_t memory_gpu_tables(const struct kv_layout *layout, const struct memory_g
 
 static uint64_t attention_work(uint64_t queries, const struct memory_gpu_model *m, uint32_t list)
 {
-    return queries * parts(list, ATTENTION_PART) * m->q_heads * (m->head_dim + UINT64_C(2)) * 4;
+    return queries * parts(list, ATTENTION_PART) * m->q_heads * (m->head_dim + UINT64_C(4)) * 4;
 }
 
 void memory_gpu_decoder(const struct memory_gpu_model *m, const struct kv_layout *layout,

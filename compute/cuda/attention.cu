@@ -18,14 +18,16 @@ enum {
     WARP_ENTRIES = CHUNK / WARPS,
     STEPS = WARP_ENTRIES / STAGE_ROWS,
     STAGES = 2,
-    RESIDENT = 3,      /* blocks a multiprocessor, by registers and by shared memory */
-    COMBINE_GROUPS = 4 /* the merge of long lists is cut into this many ranges of chunks */
+    RESIDENT = 3, /* blocks a multiprocessor, by registers and by shared memory */
+    RANGES = 4,   /* a list's chunks are merged in this many ranges, */
+    BATCH = 8,    /* so many of a range at once; */
+    HEADS = 2     /* a block merges for so many query heads */
 };
 
-/* A part: acc [group][dim], then max [group], sum [group]. */
+/* A part: acc [group][dim], then max [group], sum [group]; acc of every head on 16 bytes. */
 __host__ __device__ static inline uint64_t part_floats(uint32_t group, uint32_t dim)
 {
-    return (uint64_t)group * (dim + 2);
+    return (uint64_t)group * (dim + 4);
 }
 
 size_t cuda_attn_work_bytes(uint32_t n, uint32_t q_heads, uint32_t head_dim, uint32_t list_max)
@@ -308,51 +310,90 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) attn_part_kernel(struct cud
     launch_wait();
 }
 
-/* One block a (query, KV head, query head of the group): COMBINE_GROUPS ranges of chunks, then the ranges. */
-template <int DIM>
-__global__ void __launch_bounds__(DIM *COMBINE_GROUPS)
-    attn_combine_kernel(struct cuda_attn a, uint32_t chunks)
+/* What of a query head has been merged: acc of the lane's PER dims. */
+template <int PER> struct merged {
+    float max, sum, acc[PER];
+};
+
+/* Adds up to BATCH parts that follow each other: all are on their way before the first is used. */
+template <int PER>
+__device__ __forceinline__ void merge_parts(struct merged<PER> *m, const float *acc_at, const float *max_at,
+                                            uint32_t group, uint64_t floats, uint32_t count)
 {
-    __shared__ float acc_of[COMBINE_GROUPS][DIM], sum_of[COMBINE_GROUPS], max_of[COMBINE_GROUPS * DIM / 32];
-    uint32_t group = a.q_heads / a.kv_heads, head = blockIdx.x / group, g = blockIdx.x % group,
-             query = blockIdx.y;
-    uint32_t range = threadIdx.x / DIM, dim = threadIdx.x % DIM;
+    uint32_t lane = threadIdx.x % 32;
+    float max = lane < count ? max_at[lane * floats] : -INFINITY;
+    float sum = lane < count ? max_at[lane * floats + group] : 0;
+    float acc[BATCH][PER];
+#pragma unroll
+    for (int c = 0; c < BATCH; c++) {
+        const float *from = acc_at + c * floats + lane * PER;
+        if (c < count && PER == 4)
+            *(float4 *)acc[c] = *(const float4 *)from;
+        else if (c < count)
+            *(float2 *)acc[c] = *(const float2 *)from;
+    }
+    float most = fmaxf(m->max, warp_max(max)), base = most > -INFINITY ? most : 0;
+    float before = expf(m->max - base), factor = expf(max - base);
+    m->max = most;
+    m->sum = m->sum * before + warp_sum(sum * factor);
+#pragma unroll
+    for (int i = 0; i < PER; i++)
+        m->acc[i] *= before;
+#pragma unroll
+    for (int c = 0; c < BATCH; c++) {
+        float f = __shfl_sync(FULL_WARP, factor, c);
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            m->acc[i] += c < count ? f * acc[c][i] : 0;
+    }
+}
+
+/* A warp merges one range of a (query, query head)'s chunks; then the ranges are. */
+template <int DIM>
+__global__ void __launch_bounds__(HEADS *RANGES * 32) attn_combine_kernel(struct cuda_attn a, uint32_t chunks)
+{
+    enum { PER = DIM / 32 };
+    __shared__ __align__(16) float acc_of[HEADS][RANGES][DIM];
+    __shared__ float max_of[HEADS][RANGES], sum_of[HEADS][RANGES];
+    uint32_t group = a.q_heads / a.kv_heads, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    uint32_t which = warp / RANGES, range = warp % RANGES;
+    uint32_t index = blockIdx.x * HEADS + which, query = index / a.q_heads, q_head = index % a.q_heads;
     launch_next();
-    struct list list = list_of(a, query, head);
-    uint32_t count = (list.count + CHUNK - 1) / CHUNK, step = (count + COMBINE_GROUPS - 1) / COMBINE_GROUPS;
-    uint32_t begin = min(range * step, count), end = min(begin + step, count);
+    uint32_t count = query < a.n ? (list_of(a, query, q_head / group).count + CHUNK - 1) / CHUNK : 0;
+    uint32_t step = (count + RANGES - 1) / RANGES, begin = min(range * step, count),
+             end = min(begin + step, count);
     uint64_t floats = part_floats(group, DIM);
-    const float *part = a.work + ((uint64_t)query * a.kv_heads + head) * chunks * floats;
-    const float *max_at = part + group * DIM + g;
-    float max = -INFINITY;
+    const float *part = a.work + ((uint64_t)query * a.kv_heads + q_head / group) * chunks * floats;
+    struct merged<PER> m = {-INFINITY, 0, {}};
     launch_wait();
-    for (uint32_t i = threadIdx.x; i < count; i += DIM * COMBINE_GROUPS)
-        max = fmaxf(max, max_at[i * floats]);
-    max = warp_max(max);
-    if (threadIdx.x % 32 == 0)
-        max_of[threadIdx.x / 32] = max;
-    __syncthreads();
-    for (uint32_t w = 0; w < COMBINE_GROUPS * DIM / 32; w++)
-        max = fmaxf(max, max_of[w]);
-    float acc = 0, sum = 0;
-#pragma unroll 4
-    for (uint32_t i = begin; i < end; i++) {
-        float factor = expf(max_at[i * floats] - max);
-        acc += factor * part[i * floats + g * DIM + dim];
-        sum += factor * max_at[i * floats + group];
+    for (uint32_t first = begin; first < end; first += BATCH) {
+        const float *from = part + first * floats;
+        merge_parts<PER>(&m, from + q_head % group * DIM, from + group * DIM + q_head % group, group, floats,
+                         min(end - first, (uint32_t)BATCH));
     }
-    acc_of[range][dim] = acc;
-    if (dim == 0)
-        sum_of[range] = sum;
+#pragma unroll
+    for (int i = 0; i < PER; i++)
+        acc_of[which][range][lane * PER + i] = m.acc[i];
+    if (lane == 0) {
+        max_of[which][range] = m.max;
+        sum_of[which][range] = m.sum;
+    }
     __syncthreads();
-    if (range != 0)
+    uint32_t h = threadIdx.x / DIM, dim = threadIdx.x % DIM;
+    uint64_t at = ((uint64_t)blockIdx.x * HEADS + h) * DIM + dim;
+    if (h >= HEADS || at >= (uint64_t)a.n * a.q_heads * DIM)
         return;
-    for (uint32_t r = 1; r < COMBINE_GROUPS; r++) {
-        acc += acc_of[r][dim];
-        sum += sum_of[r];
+    float max = max_of[h][0], acc = 0, sum = 0;
+    for (int r = 1; r < RANGES; r++)
+        max = fmaxf(max, max_of[h][r]);
+    float base = max > -INFINITY ? max : 0;
+    for (int r = 0; r < RANGES; r++) {
+        float factor = expf(max_of[h][r] - base);
+        acc += factor * acc_of[h][r][dim];
+        sum += factor * sum_of[h][r];
     }
-    float out = count ? acc / sum : 0;
-    uint64_t at = ((uint64_t)query * a.q_heads + head * group + g) * DIM + dim;
+    uint32_t of = (blockIdx.x * HEADS + h) / a.q_heads, head = (blockIdx.x * HEADS + h) % a.q_heads / group;
+    float out = list_of(a, of, head).count ? acc / sum : 0;
     if (a.out_type == DTYPE_BF16)
         ((uint16_t *)a.out)[at] = (uint16_t)pack<true>(out, 0);
     else
@@ -372,10 +413,11 @@ template <bool BF16, int DIM> static int launch(const struct cuda_attn *a, cudaS
     /* A block an item spreads best; but a launch that is sized for far longer lists than it finds would spend
      * its time on empty blocks, so a large one fills the chip once and its blocks look for items. */
     uint64_t fill = (uint64_t)processors * RESIDENT;
-    dim3 grid((unsigned)(work.items <= 16 * fill ? work.items : fill)), merge(a->q_heads, a->n);
+    dim3 grid((unsigned)(work.items <= 16 * fill ? work.items : fill)),
+        merge(ceil_div((uint64_t)a->n * a->q_heads, HEADS));
     struct launch_form part, combine;
     launch_form(&part, grid, THREADS, (size_t)bytes, stream);
-    launch_form(&combine, merge, DIM * COMBINE_GROUPS, 0, stream);
+    launch_form(&combine, merge, HEADS * RANGES * 32, 0, stream);
     cudaLaunchKernelEx(&part.config, attn_part_kernel<BF16, DIM>, *a, work);
     cudaLaunchKernelEx(&combine.config, attn_combine_kernel<DIM>, *a, work.chunks);
     return launch_status();

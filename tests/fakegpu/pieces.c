@@ -153,7 +153,7 @@ int fakegpu_copy_pieces(const struct cuda_copies *c, struct CUstream_st *stream)
 size_t fakegpu_attn_work_bytes(uint32_t n, uint32_t q_heads, uint32_t head_dim, uint32_t list_max)
 {
     uint64_t chunks = ((uint64_t)list_max + CUDA_ATTN_CHUNK - 1) / CUDA_ATTN_CHUNK;
-    return (size_t)(n * chunks * q_heads * (head_dim + 2) * sizeof(float));
+    return (size_t)(n * chunks * q_heads * (head_dim + 4) * sizeof(float));
 }
 
 /* The pieces of a list side by side in the worker's memory: a view of one page. `item` NULL: identity. */
