@@ -23,6 +23,7 @@ enum dtype {
     DTYPE_Q5_K = 13,
     DTYPE_Q6_K = 14,
     DTYPE_IQ4_NL = 20,
+    DTYPE_I8 = 24, /* a retriever's keys on a GPU; of no tensor, so dtype_info does not know it */
     DTYPE_BF16 = 30,
     DTYPE_MAX = 64
 };

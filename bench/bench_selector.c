@@ -2,7 +2,9 @@
  * scores, Top-K and changes included. Random ids, so the keys are noise; of a head with features the rows,
  * too. Prefill: of the first sequence, without a selection.
  *
- *   bench_selector MODEL HEAD DEVICE [SEQUENCES [DEPTH [BUDGET [STEPS]]]]      (32, 32768, 2048, 100)
+ *   bench_selector MODEL HEAD DEVICE [SEQUENCES [DEPTH [BUDGET [STEPS [KEYS]]]]]
+ *
+ * Unless given: 32, 32768, 2048, 100, auto. KEYS: auto, f16, int8.
  *
  * Floor: the keys read once, at the rate of a copy in this device's memory; on the CPU none is printed. */
 #include <inttypes.h>
@@ -161,8 +163,9 @@ static void report(struct bench *b, const struct head_config *h, const char *dev
     selector_stats(b->selector, &after);
     qsort(ms, b->steps, sizeof ms[0], compare);
     printf("%s: %" PRIu32 " sequences of %" PRIu32 ", %" PRIu32 " groups of %" PRIu32
-           " lists, budget %" PRIu32 "\n",
-           selector_backend(b->selector), b->sequences, b->depth, h->groups, h->kv_heads, b->budget);
+           " lists, budget %" PRIu32 ", keys of %d bits\n",
+           selector_backend(b->selector), b->sequences, b->depth, h->groups, h->kv_heads, b->budget,
+           selector_keys_int8(b->selector) ? 8 : 16);
     printf("step: median %.3f ms, best %.3f, p99 %.3f; %.2f MB of changes; %" PRIu64 " of %" PRIu32
            " as a graph\n",
            ms[b->steps / 2], ms[0], ms[(size_t)b->steps * 99 / 100], (double)changed / b->steps * 4 / 1e6,
@@ -176,7 +179,8 @@ static void report(struct bench *b, const struct head_config *h, const char *dev
            (double)(after.sum.encode_ns - before.sum.encode_ns) / b->steps / 1e6, b->prefill_ms);
     if (!gpu_named(device))
         return;
-    double bytes = 2.0 * h->groups * h->kv_heads * h->head_dim * b->sequences * (b->depth + b->steps / 2.0);
+    double bytes =
+        (double)card_key_bytes(selector_card(b->selector)) * b->sequences * (b->depth + b->steps / 2.0);
     double rate = copy_rate(device);
     printf("floor: %.2f GB of keys at %.0f GB/s: %.3f ms\n", bytes / 1e9, rate / 1e9, bytes / rate * 1e3);
 }
@@ -184,7 +188,7 @@ static void report(struct bench *b, const struct head_config *h, const char *dev
 int main(int argc, char **argv)
 {
     if (argc < 4) {
-        fprintf(stderr, "usage: %s MODEL HEAD DEVICE [SEQUENCES [DEPTH [BUDGET [STEPS]]]]\n", argv[0]);
+        fprintf(stderr, "usage: %s MODEL HEAD DEVICE [SEQUENCES [DEPTH [BUDGET [STEPS [KEYS]]]]]\n", argv[0]);
         return 2;
     }
     struct err err = {0};
@@ -193,6 +197,7 @@ int main(int argc, char **argv)
     uint32_t numbers[] = {32, 32768, 2048, 100};
     for (int i = 4; i < argc && i < 8; i++)
         numbers[i - 4] = (uint32_t)strtoul(argv[i], NULL, 10);
+    const char *keys = argc > 8 ? argv[8] : "auto";
     struct bench b = {
         .sequences = numbers[0], .depth = numbers[1], .budget = numbers[2], .steps = numbers[3]};
     if (b.sequences < 1 || b.sequences > LIMIT_SEQUENCES || b.steps < 1 || b.steps > STEPS_MAX ||
@@ -210,6 +215,9 @@ int main(int argc, char **argv)
                                      .pool = head_config(head)->pool,
                                      .context = b.depth + b.steps + 8,
                                      .sequences = b.sequences,
+                                     .keys = !strcmp(keys, "int8")  ? COMPUTE_KEYS_INT8
+                                             : !strcmp(keys, "f16") ? COMPUTE_KEYS_F16
+                                                                    : COMPUTE_KEYS_AUTO,
                                      .threads = (int)(sysconf(_SC_NPROCESSORS_ONLN) + 1) / 2};
         b.vocab = head_config(head)->vocab;
         rc = selector_create(&o, &b.selector, &err);

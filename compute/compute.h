@@ -169,6 +169,25 @@ struct key_view {
 void compute_keys_append(struct compute *c, const struct key_view *view, const float *k, int n, int kv_heads,
                          int head_dim);
 
+/* Keys of 8 bits: an f16 scale and int8 numbers q. What is scored is f16(q * scale), the same bits wherever
+ * keys are made and however they lie. */
+enum compute_keys { COMPUTE_KEYS_AUTO, COMPUTE_KEYS_F16, COMPUTE_KEYS_INT8 };
+#define COMPUTE_KEYS_CHOICES "auto|f16|int8" /* in that order; auto: int8 on a GPU, else f16 (gpu.h) */
+
+/* Of one key k [dim]: returns the scale, f16 max |k| / 127, and q = k / scale, both to the nearest, ties to
+ * even; q is kept in [-127, 127], and 0 where the scale is. Where the scale is no finite number (k has NaN,
+ * infinity or more than 127 * 65504) it is NaN, and so are all elements of the key. Elements past 65504 come
+ * out as infinity, as in f16; where the scale is subnormal (|k| < 2^-7 all over) it is coarse. */
+uint16_t compute_key_quantize(int8_t *q, const float *k, int dim);
+
+static inline uint16_t compute_key_element(int8_t q, uint16_t scale)
+{
+    return dtype_f32_to_f16((float)q * dtype_f16_to_f32(scale));
+}
+
+/* Brings keys k [n][dim] to that grid, in place: where keys lie as f16, before they are appended. */
+void compute_keys_round(struct compute *c, float *k, int n, int dim);
+
 /* weights [kv_heads][stride]: for each query head softmax(scale * q.k) over positions [0, view->count),
  * pooled over the query heads of its KV head. stride >= view->count, which is at most 8 million (a sequence
  * has at most 1 million positions). Source: paper section on the retrieval head; algorithm.md section 1. */

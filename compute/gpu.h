@@ -19,10 +19,11 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "compute/compute.h"
 #include "compute/cuda/kernels.h"
 #include "compute/cuda/sets.h"
 
-#define GPU_API_VERSION 9
+#define GPU_API_VERSION 10
 #define GPU_API_SYMBOL  "specontext_gpu_api" /* const struct gpu_api *specontext_gpu_api(void) */
 #define GPU_IPC_BYTES   64
 
@@ -161,5 +162,11 @@ int gpu_load(const struct gpu_api **ret_api, struct err *err);
 
 /* Whether a device's name means a GPU: "cuda", "cuda:N" with up to four digits, "GPU-...". */
 int gpu_named(const char *device);
+
+/* Whether the keys of a retriever there have 8 bits. */
+static inline int gpu_keys_int8(enum compute_keys keys, const char *device)
+{
+    return keys == COMPUTE_KEYS_INT8 || (keys == COMPUTE_KEYS_AUTO && gpu_named(device));
+}
 
 #endif

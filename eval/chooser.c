@@ -55,6 +55,8 @@ int chooser_create(const struct chooser_options *o, struct chooser **ret_chooser
         chooser_free(&c);
         return r;
     }
+    if (h && o->keys == COMPUTE_KEYS_INT8)
+        projection_round_keys(c->projection);
     chooser_reset(c);
     for (uint32_t i = 0; !h && i < o->context; i++)
         c->weights[i] = (float)i; /* exact below 2^24 positions; newer ones rank higher */

@@ -19,6 +19,7 @@ struct chooser_options {
     const struct model *model; /* borrowed, as all others */
     const struct head *head;   /* NULL: newest positions */
     enum head_pool pool;
+    enum compute_keys keys; /* auto: f16, as on a CPU */
     uint32_t context;
     const struct taps *taps; /* that rows of features are made of; for heads that look at them */
 };

@@ -30,6 +30,8 @@ static const struct option_entry table[] = {
      "newest tokens always attended"},
     {"pool", 0, OPTION_CHOICE, AT(pool), "KIND", "head", 0, 0, "head|max|mean", GROUP_WHAT,
      "pooling over query heads"},
+    {"key-type", 0, OPTION_CHOICE, AT(keys), "KIND", "auto", 0, 0, COMPUTE_KEYS_CHOICES, GROUP_WHAT,
+     "heads' keys; int8: as run has them on a GPU; auto: f16"},
     {"variant", 0, OPTION_TEXTS, AT(variant_texts), "SPEC", NULL, 0, 0, NULL, GROUP_WHAT,
      "a way to choose beside heads x budgets: head=FILE,budget=512,sinks=16,selection=previous, or "
      "oracle=heads|groups (best sets); several"},
@@ -131,7 +133,8 @@ static int parse_tasks(struct eval_options *o, struct err *err)
 
 static int parse_variants(struct eval_options *o, struct err *err)
 {
-    struct variant base = {.pool = o->pool, .choice = {o->budgets.at[0], o->sinks, o->window, 0, 0, 0}};
+    struct variant base = {
+        .pool = o->pool, .keys = o->keys, .choice = {o->budgets.at[0], o->sinks, o->window, 0, 0, 0}};
     int r = 0;
     for (uint32_t i = 0; i < o->variant_texts.count && !r; i++)
         r = variant_parse(o->variant_texts.at[i], &base, &o->variants[i], err);

@@ -30,6 +30,7 @@ struct eval_options {
 
     uint32_t from, positions, steps;
     uint32_t sinks, window, pool; /* pool: 0 as the head recommends, 1 max, 2 mean */
+    uint32_t keys;                /* enum compute_keys */
     bool no_texts, no_mass, no_forced;
 
     uint32_t items;

@@ -180,6 +180,7 @@ static int open_ways(struct session *s, struct err *err)
     s->plain = mem_alloc(plain, sizeof *s->plain);
     for (uint32_t i = 0; i < plain; i++) {
         s->plain[i] = (struct variant){.pool = o->pool,
+                                       .keys = o->keys,
                                        .choice = {.budget = o->budgets.at[i % o->budgets.count],
                                                   .sinks = o->sinks,
                                                   .window = o->window}};
@@ -284,8 +285,11 @@ int session_chooser(struct session *s, uint32_t way, struct chooser **ret, struc
 {
     const struct session_way *w = &s->ways[way];
     const struct head *head = s->heads[w->head].head;
-    struct chooser_options options = {
-        .model = s->engine.model, .head = head, .context = s->context, .taps = &s->engine.taps};
+    struct chooser_options options = {.model = s->engine.model,
+                                      .head = head,
+                                      .context = s->context,
+                                      .taps = &s->engine.taps,
+                                      .keys = (enum compute_keys)w->variant->keys};
     if (head)
         options.pool = w->variant->pool ? (enum head_pool)(w->variant->pool - 1) : head_config(head)->pool;
     return chooser_create(&options, ret, err);
@@ -296,7 +300,8 @@ bool session_alike(const struct session *s, uint32_t way, uint32_t other)
     const struct session_way *a = &s->ways[way], *b = &s->ways[other];
     const struct head *head = s->heads[a->head].head;
     bool looks = head && head_config(head)->features == HEAD_FEATURES_TARGET;
-    return way == other || (!looks && a->head == b->head && a->variant->pool == b->variant->pool);
+    return way == other || (!looks && a->head == b->head && a->variant->pool == b->variant->pool &&
+                            a->variant->keys == b->variant->keys);
 }
 
 int session_lanes(struct session *s, const struct session_lanes_options *o, struct session_lanes *ret,

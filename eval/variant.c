@@ -50,6 +50,7 @@ static int group_budgets_of(char *value, struct variant *v)
 static int take(const struct word *w, struct variant *v)
 {
     static const char *const pools[] = {"head", "max", "mean"};
+    static const char *const keys[] = {"auto", "f16", "int8"};
     static const char *const oracles[] = {"none", "heads", "groups"};
     static const char *const selections[] = {"current", "previous", "mixed"};
     const struct {
@@ -74,6 +75,8 @@ static int take(const struct word *w, struct variant *v)
         return group_budgets_of(w->value, v);
     if (!strcmp(w->name, "pool"))
         return choice_of(w->value, pools, 3, &v->pool);
+    if (!strcmp(w->name, "key-type"))
+        return choice_of(w->value, keys, 3, &v->keys);
     if (!strcmp(w->name, "selection")) {
         int r = choice_of(w->value, selections, 3, &selection);
         v->selection = r ? v->selection : (enum selection_mode)selection;
@@ -95,13 +98,15 @@ static int take(const struct word *w, struct variant *v)
 
 #define WORDS                                                                                     \
     "head=, budget=, max-budget=, sinks=, window=, pool=, selection=, min-mass=, top-p=, pins=, " \
-    "pin-layers=, oracle=, group-budgets="
+    "pin-layers=, oracle=, group-budgets=, key-type="
 
 /* What the value of that name can be. */
 static const char *value_of(const char *name)
 {
     if (!strcmp(name, "pool"))
         return "head, max or mean";
+    if (!strcmp(name, "key-type"))
+        return "auto, f16 or int8";
     if (!strcmp(name, "selection"))
         return "current, previous or mixed";
     if (!strcmp(name, "oracle"))

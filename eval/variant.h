@@ -18,6 +18,7 @@ struct variant {
     const char *text;              /* as given; NULL: made of other options */
     char head[VARIANT_HEAD_BYTES]; /* as -H takes it; "": the first one */
     uint32_t pool;                 /* 0 as the head recommends, 1 max, 2 mean */
+    uint32_t keys;                 /* enum compute_keys */
     struct choice choice;
     enum selection_mode selection;
     float pins; /* share of the picked positions that is kept for what the prompt's end looked at */

@@ -488,7 +488,9 @@ static int choose_head(struct bench *b, struct err *err)
     if (r)
         return r;
     const struct head_config *c = head_config(head);
-    b->key_bytes = c->groups * c->kv_heads * c->head_dim * 2;
+    struct memory_gpu_head sizes = head_sizes(head);
+    sizes.keys_int8 = run_options_keys_int8(&b->options.run) && gpu_named(b->options.run.retriever_device);
+    b->key_bytes = c->groups * c->kv_heads * (uint32_t)memory_gpu_key_bytes(&sizes);
     head_free(&head);
     return 0;
 }

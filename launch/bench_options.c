@@ -52,6 +52,7 @@ static const struct option_entry rows[] = {
     {OF_RUN("window", HOW)},
     {OF_RUN("device", HOW)},
     {OF_RUN("retriever-device", HOW)},
+    {OF_RUN("key-type", HOW)},
     {OF_RUN("gpu-memory", HOW)},
     {OF_RUN("device-memory", HOW)},
     {OF_RUN("host-memory", HOW),

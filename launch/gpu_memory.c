@@ -78,6 +78,7 @@ void gpu_memory_plan(const struct gpu_memory_load *load, uint64_t cap, struct gp
     if (load->with_retriever) {
         struct memory_gpu_head head = load->head ? head_sizes(load->head) : cut_sizes(m);
         struct memory_gpu_retriever retriever;
+        head.keys_int8 = load->keys_int8;
         memory_gpu_retriever(&head, load->context, load->sequences, MEMORY_GPU_WORK, &retriever);
         ret->retriever_weights = retriever.weights;
         ret->retriever_keys = retriever.keys;

@@ -30,7 +30,8 @@ struct gpu_memory_load {
     uint32_t requests;      /* in all, at least `sequences`; 0: those */
     uint64_t host_bytes;    /* that the host arena may have; 0: as the requests need */
     uint64_t context_bytes; /* of one process, measured; 0: not */
-    int with_retriever;     /* it is on the same card */
+    int with_retriever;     /* it is on the same card, */
+    int keys_int8;          /* with keys of 8 bits */
     int mps;                /* the processes are clients of a server */
 };
 

@@ -73,6 +73,7 @@ static int start_retriever(struct supervise *s, const struct parts_plan *plan, u
     supervise_arg(&part, "--head", plan->head);
     supervise_arg(&part, "--pool", run_options_pool_name(o));
     supervise_arg(&part, "--device", o->retriever_device);
+    supervise_arg(&part, "--key-type", run_options_keys_name(o));
     add_number(&part, "--threads", threads, text[0]);
     add_number(&part, "--context", o->context, text[1]);
     add_number(&part, "--sequences", plan->sequences, text[2]);
@@ -119,6 +120,7 @@ static int divide_card(const struct parts_plan *plan, uint64_t *ret_device_memor
                                    .sequences = plan->sequences,
                                    .budget = plan->budget,
                                    .slots = o->slots,
+                                   .keys_int8 = run_options_keys_int8(o),
                                    .requests = plan->requests,
                                    .host_bytes = o->host_memory ? o->host_memory : half_of_ram()};
     int r = gpu_probe(o->device, &card, err);

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/options.h"
+#include "compute/gpu.h"
 #include "launch/gpu_memory.h"
 #include "launch/gpu_probe.h"
 #include "launch/head_cache.h"
@@ -23,6 +24,7 @@ struct plan {
     const char *model_path, *head_path;
     const char *device;           /* whose context is measured; NULL: an allowance */
     const char *retriever_device; /* NULL: the same card */
+    uint32_t keys;                /* enum compute_keys */
     enum { PLAN_EXACT, PLAN_PAPER } kind;
     bool json;
     uint64_t memory_bytes;   /* exact: of the KV cache */
@@ -53,6 +55,8 @@ static const struct option_entry table[] = {
      .text = "ask this GPU what a process takes on it (default: an allowance)"},
     {.name = "retriever-device", .kind = OPTION_TEXT, AT(retriever_device), .argument = "NAME", .group = LOAD,
      .text = "where the retriever is: cpu or another GPU takes it off this one"},
+    {.name = "key-type", .kind = OPTION_CHOICE, AT(keys), .argument = "KIND", .initial = "auto",
+     .choices = COMPUTE_KEYS_CHOICES, .group = LOAD, .text = "the retriever's keys, as given to run"},
     {.name = "requests", .kind = OPTION_UINT, AT(requests), .argument = "R", .initial = "1", .least = 1,
      .most = 1 << 20, .group = LOAD, .text = "concurrent requests"},
     {.name = "budget", .kind = OPTION_UINT, AT(budget), .argument = "B", .initial = "2048", .least = 1,
@@ -117,7 +121,8 @@ static int divide_card(struct plan *p, const struct model *model, const struct h
                                    .context = p->ctx_size || !p->context ? p->sequence_context : p->context,
                                    .sequences = p->requests,
                                    .budget = p->budget,
-                                   .slots = p->slots};
+                                   .slots = p->slots,
+                                   .keys_int8 = p->keys != COMPUTE_KEYS_F16};
     if (p->requests > LIMIT_SEQUENCES)
         r = err_set(err, -EINVAL, "--requests: found %u, expected at most %u with --gpu-memory", p->requests,
                     LIMIT_SEQUENCES);
@@ -131,13 +136,15 @@ static int divide_card(struct plan *p, const struct model *model, const struct h
     return r;
 }
 
-/* A block of keys beside the row of its last position, as the decoder writes it. */
+/* A block of keys, as the card or the CPU has them, beside the row of its last position, as the decoder
+ * writes it. */
 static uint64_t prefix_block(const struct plan *p, const struct head *head)
 {
     struct memory_gpu_head sizes = head_sizes(head);
     bool on_gpu = p->gpu_bytes || p->device || (p->retriever_device && gpu_named(p->retriever_device));
     if (!sizes.features)
         return 0;
+    sizes.keys_int8 = on_gpu && p->keys != COMPUTE_KEYS_F16;
     return memory_prefix_bytes(&sizes, dtype_row_bytes(on_gpu ? DTYPE_BF16 : DTYPE_F32, sizes.features));
 }
 

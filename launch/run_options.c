@@ -73,6 +73,9 @@ static const struct option_entry table[] = {
      .text = "where the model computes: cpu, cuda, cuda:N or the UUID of a GPU"},
     {.name = "retriever-device", .kind = OPTION_TEXT, AT(retriever_device), .argument = "NAME",
      .group = MEMORY, .text = "where the retrieval head computes (default: as --device)"},
+    {.name = "key-type", .kind = OPTION_CHOICE, AT(keys), .argument = "KIND", .initial = "auto",
+     .choices = COMPUTE_KEYS_CHOICES, .group = MEMORY,
+     .text = "the retriever's keys; auto: int8 on a GPU, else f16"},
     {.name = "gpu-memory", .kind = OPTION_SIZE, AT(gpu_memory), .argument = "SIZE", .initial = "0",
      .group = MEMORY, .text = "memory of the card for all parts together; 0: 90 % of what is free"},
     {.name = "device-memory", .kind = OPTION_SIZE, AT(device_memory), .argument = "SIZE", .initial = "0",
@@ -266,4 +269,15 @@ const char *run_options_pool_name(const struct run_options *options)
 {
     static const char *const names[] = {"head", "max", "mean"};
     return names[options->pool];
+}
+
+const char *run_options_keys_name(const struct run_options *options)
+{
+    static const char *const names[] = {"auto", "f16", "int8"};
+    return names[options->keys];
+}
+
+bool run_options_keys_int8(const struct run_options *options)
+{
+    return gpu_keys_int8((enum compute_keys)options->keys, options->retriever_device);
 }

@@ -27,6 +27,7 @@ struct run_options {
     uint32_t max_budget;          /* 0: default, see run_options_budget_max */
     float min_mass, budget_top_p; /* 0: off */
     uint32_t pool;                /* 0: as the head recommends, 1 max, 2 mean */
+    uint32_t keys;                /* enum compute_keys */
 
     const char *device, *retriever_device; /* "cpu" or a GPU; the retriever's: in force after parsing */
     uint64_t gpu_memory; /* bytes of the card for all parts together; 0: 90 % of what is free */
@@ -72,5 +73,9 @@ struct run_lists run_options_lists(const struct run_options *options, uint32_t c
 const char *run_options_selection_name(const struct run_options *options);
 const char *run_options_attention_name(const struct run_options *options);
 const char *run_options_pool_name(const struct run_options *options);
+const char *run_options_keys_name(const struct run_options *options);
+
+/* Whether the retriever's keys have 8 bits; after run_options_check. */
+bool run_options_keys_int8(const struct run_options *options);
 
 #endif

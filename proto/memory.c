@@ -101,6 +101,6 @@ uint64_t memory_host_bytes(const struct kv_layout *layout, uint32_t requests, ui
 
 uint64_t memory_prefix_bytes(const struct memory_gpu_head *h, uint64_t row_bytes)
 {
-    uint64_t keys = (uint64_t)h->groups * h->kv_heads * h->head_dim * sizeof(uint16_t);
+    uint64_t keys = (uint64_t)h->groups * h->kv_heads * memory_gpu_key_bytes(h);
     return MEMORY_PREFIX_BLOCK + BLOCK_TOKENS * keys + row_bytes;
 }

@@ -10,7 +10,7 @@ enum {
     INDEX_SHARE = 16,     /* of the work: selected positions of a slice; changes between two waits */
     SET_WORD = 32,        /* positions that a word of a set tells of */
     MASSES = 2,           /* of a list */
-    KEY_BYTES = 2
+    KEYS_GRAIN = 16       /* int8 keys that are fetched together */
 };
 
 static uint64_t parts(uint64_t count, uint64_t size)
@@ -33,7 +33,9 @@ void memory_gpu_retriever(const struct memory_gpu_head *h, uint32_t context, uin
     uint64_t scores = h->q_heads * (stride + stride / SCORES_PART * 2) * 4, pooled = h->kv_heads * stride * 4;
     uint64_t views = larger(h->views, 1), taps = larger(h->taps, 1), inputs = views * hidden;
     uint64_t fit = work / (scores + 2 * pooled);
-    *ret = (struct memory_gpu_retriever){.row_bytes = context * kv_row * KEY_BYTES};
+    *ret = (struct memory_gpu_retriever){
+        .key_tokens = h->keys_int8 ? (uint32_t)parts(context, KEYS_GRAIN) * KEYS_GRAIN : context};
+    ret->row_bytes = ret->key_tokens * memory_gpu_key_bytes(h) * h->kv_heads;
     ret->weights = h->vocab * (2 * hidden + 4) +
                    h->groups * (2 * heads * h->head_dim * inputs + 4 * hidden + 4 * views * taps) +
                    2 * (uint64_t)h->rope_dims + 4 * (uint64_t)h->head_norms * h->head_dim;

@@ -29,7 +29,14 @@ struct memory_gpu_head {
     uint32_t views, taps; /* sums of embeddings that a product reads; tokens of each; 0: as 1 */
     uint64_t features;    /* elements of hidden states that a token brings; 0: none */
     int feature_input_norm;
+    int keys_int8; /* keys of 8 bits with a scale each; 0: of 16 bits */
 };
+
+/* Bytes of one key, its scale included. */
+static inline uint64_t memory_gpu_key_bytes(const struct memory_gpu_head *head)
+{
+    return head->keys_int8 ? head->head_dim + UINT64_C(2) : 2 * (uint64_t)head->head_dim;
+}
 
 struct memory_gpu_load {
     uint32_t context, sequences;
@@ -42,6 +49,7 @@ struct memory_gpu_load {
 /* The retriever's buffers. */
 struct memory_gpu_retriever {
     uint64_t weights;               /* embedding, projections, norms, taps */
+    uint32_t key_tokens;            /* positions that a sequence has room for: the context, rounded up */
     uint64_t row_bytes;             /* keys of one sequence and group */
     uint64_t group_bytes;           /* of all sequences */
     uint64_t keys;                  /* of all groups */

@@ -12,6 +12,7 @@ struct arguments {
     const char *model, *head; /* files */
     const char *device;       /* "cpu", or a GPU */
     int threads;
+    uint32_t keys;    /* enum compute_keys */
     uint32_t pool;    /* 0: as the head recommends; else 1 + enum head_pool */
     uint32_t context; /* 0: the model's */
     uint32_t sequences;

@@ -15,9 +15,10 @@
 #include "retriever/card_features.h"
 #include "retriever/card_private.h"
 
-enum { KEY_BYTES = sizeof(uint16_t), UPLOAD_ROWS = 512, LANDED_BYTES = 64 };
+enum { UPLOAD_ROWS = 512, LANDED_BYTES = 64 };
 
 _Static_assert(CUDA_KEYS_CHUNK == 512, "memory_gpu_retriever counts parts of this size");
+_Static_assert(CUDA_KEYS_GRAIN == 16, "memory_gpu_retriever rounds up to it");
 _Static_assert(MEMORY_GPU_TAPS == HEAD_TAPS_MAX, "memory_gpu_retriever counts lists of this reach");
 _Static_assert(CUDA_MIX_VIEWS_MAX >= HEAD_VIEWS_MAX && CUDA_MIX_TAPS_MAX >= HEAD_TAPS_MAX,
                "the kernel serves every head");
@@ -326,6 +327,7 @@ int card_create(const struct card_options *o, struct card **ret_card, struct err
                        .compute = o->compute,
                        .context = o->context,
                        .sequences = o->sequences,
+                       .keys_int8 = o->keys_int8,
                        .mean = o->pool == HEAD_POOL_MEAN};
     bool context = c->config->features == HEAD_FEATURES_CONTEXT;
     c->views = context ? c->config->views : 1;
@@ -333,6 +335,7 @@ int card_create(const struct card_options *o, struct card **ret_card, struct err
     c->inputs = c->views * c->config->hidden;
     c->features.inputs = card_features_inputs(c->config);
     struct memory_gpu_head head = head_sizes(o->head);
+    head.keys_int8 = o->keys_int8;
     memory_gpu_retriever(&head, o->context, o->sequences, o->work_bytes ? o->work_bytes : MEMORY_GPU_WORK,
                          &c->sizes);
     c->scratch.topk = mem_alloc(o->context, sizeof *c->scratch.topk);
@@ -401,5 +404,7 @@ struct card_bytes card_bytes(const struct card *c)
 
 uint64_t card_key_bytes(const struct card *c)
 {
-    return (uint64_t)card_lists(c) * c->config->head_dim * KEY_BYTES;
+    uint64_t one =
+        c->keys_int8 ? c->config->head_dim + sizeof(uint16_t) : c->config->head_dim * sizeof(uint16_t);
+    return card_lists(c) * one;
 }

@@ -1,7 +1,8 @@
 /* The retriever's projection and ranking on a GPU: what projection.h and rank.h do on the CPU, behind
  * compute/gpu.h. Keys, queries, weights and Top-K stay on the card; lists and masses come back.
  *
- * Activations and weights are bf16 where products take them, keys f16 as on the CPU. Memory is taken at
+ * Activations and weights are bf16 where products take them, keys f16 as on the CPU or of 8 bits
+ * (compute_key_quantize), as the CPU rounds them when it is told to. Memory is taken at
  * start, once: keys of `sequences` times `context` positions, and slices of work of a bounded size.
  *
  * One thread at a time uses a card. An error of the GPU ends the process (exit status 1, one line), since a
@@ -28,6 +29,7 @@ struct card_options {
     const struct head *head;
     enum head_pool pool;
     uint32_t context, sequences;
+    bool keys_int8;
     uint64_t work_bytes;     /* bound of one slice of work, where one query fits; 0: MEMORY_GPU_WORK */
     struct compute *compute; /* borrowed: widens the model's tensors at load; its pool collects lists */
 };
@@ -47,7 +49,8 @@ struct gpu *card_gpu(const struct card *card);
 void card_set_features(struct card *card, const void *rows, uint32_t count);
 
 /* Keys of BLOCK_TOKENS positions of the sequence at `place`, as keys_read_block and keys_write_block have
- * them, and a row of the features, to host memory or from it. Queued: card_sync waits for them. */
+ * them (of 8 bits with the list's scales behind each list), and a row of the features, to host memory or from
+ * it. BLOCK_TOKENS * card_key_bytes; queued: card_sync waits for them. */
 void card_read_block(struct card *card, uint32_t place, uint32_t position, uint8_t *to);
 void card_write_block(struct card *card, uint32_t place, uint32_t position, const uint8_t *from);
 void card_read_row(struct card *card, uint32_t row, uint8_t *to);
@@ -89,7 +92,8 @@ struct card_sink {
 
 /* Bytes of a decode step. Over the link: up 18 KB of ids, places and ranges; down 4 for each position added
  * or removed, and for each half 1 KB for each list of one sequence. On the card: keys once (2 * head_dim for
- * each position and list), scores 8 for each position and query head, weights twice, sets 8 times.
+ * each position and list, of 8 bits head_dim + 2), scores 8 for each position and query head, weights twice,
+ * sets 8 times.
  *
  * As rank_run, for items in the order of card_project's queries: item n * groups + g is query n, group g.
  * now, before, added and removed are used for lists by mass only. */

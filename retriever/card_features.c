@@ -136,34 +136,43 @@ void card_features_prepare(struct card *c, uint32_t n)
 
 /* ---- blocks of keys that are kept on the host ---- */
 
-/* Of one list, on the card. */
-static uint8_t *block_at(const struct card *c, uint32_t place, uint32_t position, uint32_t group,
-                         uint32_t head)
-{
-    uint64_t at = (uint64_t)head * c->context + position;
-    return c->keys + group * c->sizes.group_bytes + place * c->sizes.row_bytes +
-           at * c->config->head_dim * sizeof(uint16_t);
-}
+/* Where a block of one list lies on the card: its keys, and its scales where they have any. */
+struct block {
+    uint8_t *at;
+    size_t bytes;
+};
 
-static size_t block_bytes(const struct card *c)
+static int block_parts(const struct card *c, uint32_t place, uint32_t position, uint32_t list,
+                       struct block ret[2])
 {
-    return (size_t)BLOCK_TOKENS * c->config->head_dim * sizeof(uint16_t);
+    const struct head_config *h = c->config;
+    size_t bytes = h->head_dim * (c->keys_int8 ? sizeof(int8_t) : sizeof(uint16_t));
+    uint64_t first = (uint64_t)(list % h->kv_heads) * c->sizes.key_tokens + position;
+    uint8_t *keys = c->keys + list / h->kv_heads * c->sizes.group_bytes + place * c->sizes.row_bytes;
+    uint8_t *scales = keys + (uint64_t)h->kv_heads * c->sizes.key_tokens * bytes;
+    ret[0] = (struct block){keys + first * bytes, BLOCK_TOKENS * bytes};
+    ret[1] = (struct block){scales + first * sizeof(uint16_t), BLOCK_TOKENS * sizeof(uint16_t)};
+    return c->keys_int8 ? 2 : 1;
 }
 
 void card_read_block(struct card *c, uint32_t place, uint32_t position, uint8_t *to)
 {
-    for (uint32_t g = 0; g < c->config->groups; g++)
-        for (uint32_t h = 0; h < c->config->kv_heads; h++, to += block_bytes(c))
-            card_must(c, c->api->copy(to, block_at(c, place, position, g, h), block_bytes(c), c->stream),
-                      "kept keys");
+    struct block part[2];
+    for (uint32_t list = 0; list < card_lists(c); list++) {
+        int count = block_parts(c, place, position, list, part);
+        for (int i = 0; i < count; to += part[i++].bytes)
+            card_must(c, c->api->copy(to, part[i].at, part[i].bytes, c->stream), "kept keys");
+    }
 }
 
 void card_write_block(struct card *c, uint32_t place, uint32_t position, const uint8_t *from)
 {
-    for (uint32_t g = 0; g < c->config->groups; g++)
-        for (uint32_t h = 0; h < c->config->kv_heads; h++, from += block_bytes(c))
-            card_must(c, c->api->copy(block_at(c, place, position, g, h), from, block_bytes(c), c->stream),
-                      "kept keys");
+    struct block part[2];
+    for (uint32_t list = 0; list < card_lists(c); list++) {
+        int count = block_parts(c, place, position, list, part);
+        for (int i = 0; i < count; from += part[i++].bytes)
+            card_must(c, c->api->copy(part[i].at, from, part[i].bytes, c->stream), "kept keys");
+    }
 }
 
 void card_read_row(struct card *c, uint32_t row, uint8_t *to)

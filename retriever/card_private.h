@@ -108,7 +108,10 @@ struct card {
     struct card_group group[HEAD_GROUPS_MAX];
     struct card_features features;
     float *inv_freq;
-    uint8_t *keys;      /* f16 [group][sequence][kv_head][context][head_dim] */
+    bool keys_int8;
+    uint8_t
+        *keys; /* f16 [group][sequence][kv_head][context][head_dim]; of 8 bits as struct cuda_key_view says,
+                    * a chunk of sizes.key_tokens a sequence */
     uint64_t *key_at;   /* [sequences] offsets inside a group */
     float *k;           /* [tile][kv_heads * head_dim] */
     void *mixed;        /* bf16 [tile][inputs] */

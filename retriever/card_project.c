@@ -106,8 +106,8 @@ struct cuda_key_view card_keys(const struct card *c, uint32_t group)
                                   .at = c->key_at,
                                   .row_stride = 1,
                                   .at_count = 1,
-                                  .chunk_tokens = c->context,
-                                  .type = DTYPE_F16};
+                                  .chunk_tokens = c->sizes.key_tokens,
+                                  .type = c->keys_int8 ? DTYPE_I8 : DTYPE_F16};
 }
 
 /* Keys of what mix() made, into the cache. */

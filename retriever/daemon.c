@@ -61,6 +61,7 @@ static int make_selector(struct retriever *d, struct err *err)
                                  .sequences = d->options.sequences,
                                  .threads = d->options.threads,
                                  .kept_bytes = d->options.prefix_memory,
+                                 .keys = (enum compute_keys)d->options.keys,
                                  .isa = COMPUTE_ISA_AUTO};
     int rc = selector_create(&o, &d->selector, err);
     if (rc < 0)
@@ -108,6 +109,7 @@ static int identify(struct retriever *d, struct err *err)
     id->model = model_name(d->model);
     id->head = head_path(d->head);
     id->rope = d->rope;
+    id->key_type = selector_keys_int8(d->selector) ? "int8" : "f16";
     id->backend = card ? id->gpu.name : selector_backend(d->selector);
     id->threads = (uint32_t)d->options.threads;
     id->sequences = d->options.sequences;

@@ -365,6 +365,7 @@ static void put_identity(json_t *o, const struct endpoint_identity *id)
     figures_text(o, "head_fingerprint", id->fingerprint);
     figures_text(o, "pool", id->pool);
     figures_text(o, "rope", id->rope);
+    figures_text(o, "key_type", id->key_type);
     figures_text(o, "backend", id->backend);
     figures_count(o, "threads", id->threads);
     figures_count(o, "context", id->hello.layout.context_max);

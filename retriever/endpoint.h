@@ -13,7 +13,7 @@
 /* What the daemon is, for peers and for status. Borrowed. */
 struct endpoint_identity {
     struct msg_hello hello;
-    const char *model, *head, *pool, *backend, *rope; /* names */
+    const char *model, *head, *pool, *backend, *rope, *key_type; /* names */
     char fingerprint[33];
     uint32_t threads, sequences;
     struct gpu_info gpu; /* uuid "": on the CPU */

@@ -19,6 +19,7 @@ struct projection {
     struct projection_rotation rotation;
     struct rope rope;
     uint32_t queries_max, query_count;
+    bool round_keys;
     uint32_t ids[PROJECTION_TILE_TOKENS], positions[PROJECTION_TILE_TOKENS];
     float *x, *normed, *k;         /* [tile][hidden], same, [tile][kv_heads][head_dim] */
     float *query_x, *query_normed; /* [queries_max][hidden] */
@@ -115,6 +116,11 @@ void projection_free(struct projection **projection)
     mem_free(projection);
 }
 
+void projection_round_keys(struct projection *f)
+{
+    f->round_keys = true;
+}
+
 const struct model_rope *projection_rope(const struct projection *f)
 {
     return &f->rotation.rope;
@@ -209,6 +215,8 @@ static void append_tile(struct projection *f, const struct stretch *stretches, u
             compute_rmsnorm(f->compute, f->k, f->k, group->k_norm.data, (int)(n * c->kv_heads),
                             (int)c->head_dim, c->rms_eps);
         compute_rope(f->compute, f->k, &f->rope, f->positions, (int)n, (int)c->kv_heads, (int)c->head_dim);
+        if (f->round_keys)
+            compute_keys_round(f->compute, f->k, (int)(n * c->kv_heads), (int)c->head_dim);
         for (uint32_t i = 0; i < count; i++) {
             const struct stretch *s = &stretches[i];
             struct key_view view = keys_view(s->keys, g, s->position);

@@ -33,6 +33,9 @@ int projection_create(const struct model *model, const struct head *head, uint32
                       struct err *err);
 void projection_free(struct projection **projection);
 
+/* From now on keys are appended as those of 8 bits are scored (compute_keys_round). */
+void projection_round_keys(struct projection *projection);
+
 const struct model_rope *projection_rope(const struct projection *projection); /* the one in force */
 
 /* Tokens of one sequence; they follow the keys that it has. Checked by the caller: ids below the vocabulary,

@@ -37,11 +37,18 @@ static int check_options(const struct selector_options *o, struct err *err)
     return 0;
 }
 
+bool selector_keys_int8(const struct selector *s)
+{
+    return gpu_keys_int8(s->options.keys, s->options.device);
+}
+
 static int make_cpu(struct selector *s, struct err *err)
 {
     const struct selector_options *o = &s->options;
     int rc =
         projection_create(o->model, o->head, o->context, LIMIT_SEQUENCES, s->compute, &s->projection, err);
+    if (rc == 0 && selector_keys_int8(s))
+        projection_round_keys(s->projection);
     return rc < 0 ? rc
                   : rank_create(s->head, o->pool, o->context, o->threads, o->isa, s->compute, &s->rank, err);
 }
@@ -53,6 +60,7 @@ static int make_card(struct selector *s, struct err *err)
                                 .model = o->model,
                                 .head = o->head,
                                 .pool = o->pool,
+                                .keys_int8 = selector_keys_int8(s),
                                 .context = o->context,
                                 .sequences = o->sequences,
                                 .work_bytes = o->work_bytes,
@@ -159,6 +167,8 @@ struct hash128 selector_fingerprint(const struct selector *s)
         } how = {s->options.pool, used->scaling, used->original_context, used->factor};
         hash = hash_chain(hash, &how, sizeof how);
     }
+    if (selector_keys_int8(s))
+        hash = hash_chain(hash, "int8 keys", sizeof "int8 keys");
     return hash;
 }
 

@@ -23,8 +23,9 @@ struct selector_options {
     const struct model *model; /* borrowed, as is the head: made for this model */
     const struct head *head;
     enum head_pool pool;
-    uint32_t context;   /* positions of a sequence, 1 .. LIMIT_CONTEXT */
-    uint32_t sequences; /* open at a time, 1 .. LIMIT_SEQUENCES */
+    enum compute_keys keys; /* auto: of 8 bits on a GPU */
+    uint32_t context;       /* positions of a sequence, 1 .. LIMIT_CONTEXT */
+    uint32_t sequences;     /* open at a time, 1 .. LIMIT_SEQUENCES */
     int threads;
     enum compute_isa isa;
     uint64_t work_bytes; /* on a GPU: scores and weights that are made at a time; 0: MEMORY_GPU_WORK */
@@ -41,8 +42,11 @@ const char *selector_backend(const struct selector *selector);
 
 const struct card *selector_card(const struct selector *selector); /* NULL: on the CPU */
 
-/* Names everything that decides what is selected: the head, how it pools, its rotation in force. Equal to the
- * head's own fingerprint when it is used as recommended and as trained. */
+bool selector_keys_int8(const struct selector *selector); /* in force */
+
+/* Names everything that decides what is selected: the head, how it pools, its rotation in force, keys of 8
+ * bits. Equal to the head's own fingerprint when it is used as recommended and as trained, with keys of
+ * 16. */
 struct hash128 selector_fingerprint(const struct selector *selector);
 
 /* A head that reads hidden states of the model gets them by a segment of the decoder's (rows.h). Takes the

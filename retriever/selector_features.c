@@ -21,7 +21,8 @@ bool selector_reads_features(const struct selector *s)
 /* Of one block, all groups. */
 static uint64_t block_key_bytes(const struct selector *s)
 {
-    return (uint64_t)s->lists * BLOCK_TOKENS * s->head->head_dim * sizeof(uint16_t);
+    uint64_t one = s->card ? card_key_bytes(s->card) : s->lists * s->head->head_dim * sizeof(uint16_t);
+    return BLOCK_TOKENS * one;
 }
 
 /* Keys beside rows of another type are of no use. */

@@ -68,11 +68,31 @@ static void sets_of(const struct cuda_topk *t, uint32_t n)
     cudaFreeHost(out), free(bits), free(numbers);
 }
 
-static void retrieval_of(uint32_t n, uint32_t count, uint32_t k)
+/* Top-K of what was scored. */
+static void pick_from(const struct cuda_retrieval *r, uint32_t k)
+{
+    uint32_t n = r->n, count = r->count_max;
+    char shape[64];
+    struct cuda_topk t = {};
+    t.index = (uint32_t *)lab_device((uint64_t)n * KV_HEADS * k * 4);
+    t.index_stride = k;
+    t.ret_count = (uint32_t *)lab_device(n * KV_HEADS * 4);
+    t.ret_mass = (float *)lab_device(n * KV_HEADS * 4);
+    t.values = r->weights;
+    t.stride = count;
+    t.end = r->counts;
+    t.rows = n * KV_HEADS, t.heads = KV_HEADS, t.k = k, t.end_max = count;
+    snprintf(shape, sizeof shape, "%u of %u, %u rows", k, count, t.rows);
+    lab_report("topk", shape, lab_seconds(launch_topk, &t, LAUNCHES), 4.0 * t.rows * count / copy_rate);
+    sets_of(&t, n);
+    cudaFree(t.index), cudaFree(t.ret_count), cudaFree(t.ret_mass);
+}
+
+static void retrieval_of(enum dtype type, uint32_t n, uint32_t count, uint32_t k)
 {
     enum { CHUNK = 1024 };
     uint32_t chunks = count / CHUNK, *counts = (uint32_t *)malloc(n * 4);
-    uint64_t chunk_bytes = (uint64_t)KV_HEADS * CHUNK * DIM * 2,
+    uint64_t chunk_bytes = (uint64_t)KV_HEADS * CHUNK * (type == DTYPE_I8 ? DIM + 2 : DIM * 2),
              *at = lab_permuted((uint64_t)n * chunks, chunk_bytes);
     char shape[64];
     for (uint32_t i = 0; i < n; i++)
@@ -83,7 +103,7 @@ static void retrieval_of(uint32_t n, uint32_t count, uint32_t k)
     r.keys.at = (uint64_t *)lab_upload(at, (uint64_t)n * chunks * 8);
     r.keys.row_stride = r.keys.at_count = chunks;
     r.keys.chunk_tokens = CHUNK;
-    r.keys.type = DTYPE_BF16;
+    r.keys.type = type;
     r.weights = (float *)lab_device((uint64_t)n * KV_HEADS * count * 4);
     r.weight_stride = count;
     r.q = lab_floats(n * Q_HEADS * DIM, 2);
@@ -93,29 +113,22 @@ static void retrieval_of(uint32_t n, uint32_t count, uint32_t k)
     r.head_dim = DIM;
     r.scale = 0.0884f;
     r.work = (float *)lab_device(cuda_retrieval_work_bytes(n, Q_HEADS, count));
-    snprintf(shape, sizeof shape, "%u seq x %u heads x %u keys", n, KV_HEADS, count);
+    snprintf(shape, sizeof shape, "%u seq x %u heads x %u keys of %u bits", n, KV_HEADS, count,
+             type == DTYPE_I8 ? 8 : 16);
     lab_report("retrieval", shape, lab_seconds(launch_retrieval, &r, 2),
                (double)(n * chunks * chunk_bytes) / copy_rate);
-    struct cuda_topk t = {};
-    t.index = (uint32_t *)lab_device((uint64_t)n * KV_HEADS * k * 4);
-    t.index_stride = k;
-    t.ret_count = (uint32_t *)lab_device(n * KV_HEADS * 4);
-    t.ret_mass = (float *)lab_device(n * KV_HEADS * 4);
-    t.values = r.weights;
-    t.stride = count;
-    t.end = r.counts;
-    t.rows = n * KV_HEADS, t.heads = KV_HEADS, t.k = k, t.end_max = count;
-    snprintf(shape, sizeof shape, "%u of %u, %u rows", k, count, t.rows);
-    lab_report("topk", shape, lab_seconds(launch_topk, &t, LAUNCHES), 4.0 * t.rows * count / copy_rate);
-    sets_of(&t, n);
-    cudaFree(r.keys.base), cudaFree(r.weights), cudaFree(r.work), cudaFree(t.index);
+    if (type != DTYPE_I8) /* the rest is the same */
+        pick_from(&r, k);
+    cudaFree(r.keys.base), cudaFree(r.weights), cudaFree(r.work);
     free(counts), free(at);
 }
 
 void bench_retrieval(void)
 {
-    retrieval_of(32, 32768, 2048);
-    retrieval_of(1, 131072, 4096);
+    retrieval_of(DTYPE_BF16, 32, 32768, 2048);
+    retrieval_of(DTYPE_I8, 32, 32768, 2048);
+    retrieval_of(DTYPE_BF16, 1, 131072, 4096);
+    retrieval_of(DTYPE_I8, 1, 131072, 4096);
 }
 
 static int launch_sample(void *arg, int index)

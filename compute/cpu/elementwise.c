@@ -2,8 +2,11 @@
  *
  * Called by the owner's thread. Small inputs run on it alone, since waking the pool costs more than they
  * do. */
+#include <math.h>
+#include <stdbool.h>
 #include <string.h>
 
+#include "base/check.h"
 #include "base/pool.h"
 #include "compute/cpu/address.h"
 #include "compute/cpu/kernels.h"
@@ -105,4 +108,53 @@ void compute_keys_append(struct compute *c, const struct key_view *view, const f
             size_t at = ((size_t)t * (size_t)kv_heads + (size_t)h) * (size_t)head_dim;
             c->kernels->narrow((uint8_t *)(uintptr_t)key, DTYPE_F16, k + at, head_dim);
         }
+}
+
+/* Bits of magnitudes are ordered as the numbers are, NaN behind all others: none is lost. */
+static float largest(const float *k, int dim)
+{
+    uint32_t most = 0;
+    for (int i = 0; i < dim; i++) {
+        uint32_t bits;
+        memcpy(&bits, &k[i], sizeof bits);
+        bits &= 0x7fffffff;
+        most = bits > most ? bits : most;
+    }
+    float ret;
+    memcpy(&ret, &most, sizeof ret);
+    return ret;
+}
+
+uint16_t compute_key_quantize(int8_t *q, const float *k, int dim)
+{
+    enum { MOST = 127, F16_INFINITY = 0x7c00, F16_NAN = 0x7e00 };
+    uint16_t scale = dtype_f32_to_f16(largest(k, dim) / MOST);
+    bool finite = scale < F16_INFINITY;
+    float unit = dtype_f16_to_f32(scale);
+    for (int i = 0; i < dim; i++) {
+        float x = finite && scale ? rintf(k[i] / unit) : 0;
+        q[i] = (int8_t)(x < -MOST ? -MOST : x > MOST ? MOST : x);
+    }
+    return finite ? scale : F16_NAN;
+}
+
+static void round_rows(void *arg, int index, int thread)
+{
+    const struct job *job = arg;
+    int first = index * job->rows_per_item;
+    int8_t q[HEAD_DIM_MAX];
+    (void)thread;
+    for (int row = first; row < rows_end(job, first); row++) {
+        float *k = job->out + (size_t)row * (size_t)job->dim;
+        float unit = dtype_f16_to_f32(compute_key_quantize(q, k, job->dim));
+        for (int i = 0; i < job->dim; i++)
+            k[i] = (float)q[i] * unit; /* exact: f16 rounds it once */
+    }
+}
+
+void compute_keys_round(struct compute *c, float *k, int n, int dim)
+{
+    struct job job = {.c = c, .out = k, .n = n, .dim = dim};
+    CHECK(dim > 0 && dim <= HEAD_DIM_MAX);
+    run_rows(&job, round_rows);
 }

@@ -39,6 +39,7 @@ enum {
     CUDA_ATTN_CHUNK = 256,  /* list entries of one softmax part: part of the order of summation */
     CUDA_GROUP_MAX = 8,     /* query heads that share a KV head */
     CUDA_KEYS_CHUNK = 512,  /* keys of one softmax part of the retriever */
+    CUDA_KEYS_GRAIN = 16,   /* int8 keys that are fetched together */
     CUDA_TOPK_MAX = 131072, /* most values of one row */
     CUDA_MIX_VIEWS_MAX = 16,
     CUDA_MIX_TAPS_MAX = 64,
@@ -314,8 +315,11 @@ int cuda_prefill(const struct cuda_prefill *prefill, struct CUstream_st *stream)
 
 /* ---- Retrieval (retrieval.cu, topk.cu) ---- */
 
-/* K cache of all sequences: chunks of chunk_tokens keys [kv_head][token][dim], f16 or bf16, at
- * base + at[row * row_stride + position / chunk_tokens]. */
+/* K cache of all sequences: chunks of chunk_tokens keys [kv_head][token][dim], f16, bf16 or int8, at
+ * base + at[row * row_stride + position / chunk_tokens], a multiple of 16. Behind the numbers of an int8
+ * chunk lie its scales [kv_head][token], f16; head_dim is 64 or 128 then, and chunk_tokens % CUDA_KEYS_GRAIN
+ * == 0. What they stand for: compute_key_quantize; keys that are appended are those bit for bit, and scored
+ * are the f16 numbers of compute_key_element. */
 struct cuda_key_view {
     uint8_t *base;
     uint64_t device_bytes;
@@ -323,11 +327,11 @@ struct cuda_key_view {
     uint64_t row_stride;
     uint32_t at_count;
     uint32_t chunk_tokens;
-    enum dtype type;
+    enum dtype type; /* DTYPE_F16, DTYPE_BF16 or DTYPE_I8 */
 };
 
 /* Writes keys k (f32, row t at t * stride) of token t to table row rows[t] at positions[t]. Bytes: n *
- * kv_heads * head_dim * 6. */
+ * kv_heads * head_dim * 6, with int8 keys 5, and 2 for each scale. */
 struct cuda_keys_append {
     struct cuda_key_view keys;
     const float *k;
@@ -341,8 +345,8 @@ int cuda_keys_append(const struct cuda_keys_append *append, struct CUstream_st *
 /* weights [n][kv_heads][weight_stride]: for each query head softmax(scale * q.k) over the positions [0,
  * counts[t]), pooled over the query heads of its KV head. work: cuda_retrieval_work_bytes; memory is
  * bounded by calling for fewer queries at a time. weight_stride >= count_max, % 4 == 0. Bytes: keys once (n
- * * kv_heads * count * head_dim * 2), scores written and read (n * q_heads * count * 8), weights; floor by
- * the first alone. */
+ * * kv_heads * count * head_dim * 2, int8: * (head_dim + 2)), scores written and read (n * q_heads * count *
+ * 8), weights; floor by the first alone. */
 struct cuda_retrieval {
     struct cuda_key_view keys;
     float *weights;

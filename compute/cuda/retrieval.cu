@@ -4,8 +4,10 @@
  * leaves scores and, for each 512 of them, the maximum and the sum of exponentials. The second finds each
  * head's maximum and sum from these, in order, and pools. Scores take q_heads * count floats of the
  * caller's memory; keys, which are head_dim / 2 times (group 1) to head_dim / 16 times (group 8) as many
- * bytes, are never read twice. Stateless. */
-#include "compute/cuda/rows.cuh"
+ * bytes, are never read twice. Stateless.
+ *
+ * Of keys of 8 bits a warp has twice as many stages in flight, which are as many bytes; keys8.cuh. */
+#include "compute/cuda/keys8.cuh"
 
 enum {
     WARPS = 4,
@@ -14,6 +16,7 @@ enum {
     WARP_KEYS = CHUNK / WARPS,
     STEPS = WARP_KEYS / STAGE_ROWS,
     STAGES = 3,
+    STAGES8 = 2 * STAGES, /* of int8 keys: the same bytes */
     RESIDENT = 4,
     POOL_THREADS = 256,
     POOL_KEYS = 4 * POOL_THREADS,
@@ -113,8 +116,68 @@ __device__ __forceinline__ float2 score_keys(float *out, struct stage<DIM * 2> *
     return make_float2(all, quad_sum(max > -INFINITY ? sum * expf(max - all) : sum));
 }
 
-template <bool BF16, int DIM> __global__ void __launch_bounds__(THREADS, RESIDENT) score_kernel(struct pass p)
+/* What a warp works on: `count` keys from `first` on of one KV head. */
+struct warp_keys {
+    const uint64_t *at;
+    uint32_t head, first, count;
+};
+
+/* The same for int8 keys; q_row, out: of the thread's query head, if that is real. Lane l knows where stage
+ * l % STEPS lies, and holds scales of stages 2 (l % 4) and the next, those that its quad needs. Keys are
+ * under way before anything else is waited for: a block is done in half the time that one with 16 bits
+ * takes. */
+template <int DIM>
+__device__ __forceinline__ float2 score_keys8(const struct cuda_retrieval &r, const struct warp_keys &k,
+                                              const float *q_row, bool real, float *out,
+                                              struct stage<DIM> *ring)
 {
+    const uint32_t count = k.count, lane = threadIdx.x % 32;
+    uint32_t q[DIM / 16][4], scales[2];
+    float max = -INFINITY, sum = 0;
+    uint32_t row = min(lane % STEPS * STAGE_ROWS, (count - 1) & ~(STAGE_ROWS - 1u));
+    const struct key8_place place =
+        key8_place_of(r.keys, k.at, r.kv_heads, k.head, k.first + row, DIM, STAGE_ROWS);
+#pragma unroll
+    for (int s = 0; s < STAGES8; s++)
+        key8_fetch<DIM>(&ring[s], r.keys.base + __shfl_sync(FULL_WARP, place.key, s), s * STAGE_ROWS < count);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const uint8_t *from = r.keys.base + __shfl_sync(FULL_WARP, place.scale, lane % 4 * 2 + i);
+        const uint16_t *scale = (const uint16_t *)from + lane / 4;
+        scales[i] = scale[0] | (uint32_t)scale[8] << 16;
+    }
+    key8_query<DIM>(q, q_row, real, lane % 4);
+#pragma unroll
+    for (int s = 0; s < STEPS; s++) {
+        if (s * STAGE_ROWS >= count)
+            break;
+        copy_wait<STAGES8 - 1>();
+        __syncwarp();
+        float scores[4];
+        key8_score<DIM>(scores, q, __shfl_sync(FULL_WARP, scales[s % 2], (lane & ~3u) + s / 2),
+                        &ring[s % STAGES8]);
+        __syncwarp();
+        if (s + STAGES8 < STEPS)
+            key8_fetch<DIM>(&ring[s % STAGES8], r.keys.base + __shfl_sync(FULL_WARP, place.key, s + STAGES8),
+                            (s + STAGES8) * STAGE_ROWS < count);
+        else
+            copy_commit();
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            scores[e] *= r.scale;
+        key8_take(&max, &sum, scores, row_of_score(s, 0), count);
+        if (real)
+            store_scores(out, scores, row_of_score(s, 0), count);
+    }
+    copy_wait<0>();
+    float all = quad_max(max);
+    return make_float2(all, quad_sum(max > -INFINITY ? sum * expf(max - all) : sum));
+}
+
+template <enum dtype TYPE, int DIM>
+__global__ void __launch_bounds__(THREADS, RESIDENT) score_kernel(struct pass p)
+{
+    constexpr bool BF16 = TYPE == DTYPE_BF16;
     extern __shared__ __align__(1024) uint8_t raw_memory[];
     __shared__ float2 state_of[WARPS][8];
     struct stage<DIM * 2> *ring = (struct stage<DIM * 2> *)raw_memory + threadIdx.x / 32 * STAGES;
@@ -127,17 +190,28 @@ template <bool BF16, int DIM> __global__ void __launch_bounds__(THREADS, RESIDEN
         return;
     uint32_t count = first < all ? min(all - first, (uint32_t)WARP_KEYS) : 0;
     const uint64_t *at = r.keys.at + table_row * r.keys.row_stride;
-    uint64_t offset[WARP_KEYS / 32], q_head = head * group + row;
+    uint64_t q_head = head * group + row;
     if (count) {
-        bool valid;
+        float2 state;
+        if constexpr (TYPE == DTYPE_I8) {
+            const struct warp_keys keys = {at, head, first, count};
+            state = score_keys8<DIM>(r, keys, r.q + query * r.q_stride + q_head * DIM, row < group,
+                                     r.work + (query * (uint64_t)r.q_heads + q_head) * p.stride + first,
+                                     (struct stage<DIM> *)ring);
+        } else {
+            bool valid;
+            uint64_t offset[WARP_KEYS / 32];
 #pragma unroll
-        for (int i = 0; i < WARP_KEYS / 32; i++)
-            offset[i] = key_offset(r.keys, at, head, first + min(i * 32 + lane, count - 1), DIM * 2, &valid);
-        uint32_t q[DIM / 16][4];
-        load_query<BF16, DIM>(q, r.q + query * r.q_stride + q_head * DIM, row < group, lane % 4);
-        float *out = row < group ? r.work + (query * (uint64_t)r.q_heads + q_head) * p.stride + first : NULL;
-        const struct row_source source = {r.keys.base, offset, count, r.scale};
-        float2 state = score_keys<BF16, DIM>(out, ring, q, source);
+            for (int i = 0; i < WARP_KEYS / 32; i++)
+                offset[i] =
+                    key_offset(r.keys, at, head, first + min(i * 32 + lane, count - 1), DIM * 2, &valid);
+            uint32_t q[DIM / 16][4];
+            load_query<BF16, DIM>(q, r.q + query * r.q_stride + q_head * DIM, row < group, lane % 4);
+            float *out =
+                row < group ? r.work + (query * (uint64_t)r.q_heads + q_head) * p.stride + first : NULL;
+            const struct row_source source = {r.keys.base, offset, count, r.scale};
+            state = score_keys<BF16, DIM>(out, ring, q, source);
+        }
         if (lane % 4 == 0)
             state_of[warp][row] = state;
     }
@@ -213,19 +287,35 @@ __global__ void __launch_bounds__(POOL_THREADS) pool_kernel(struct pass p)
 
 static bool keys_are_valid(const struct cuda_key_view *keys, uint32_t head_dim)
 {
-    return is_16bit(keys->type) && keys->chunk_tokens && keys->at_count && is_aligned(keys->base, 16) &&
-           keys->device_bytes >= 2 * (uint64_t)head_dim;
+    if (!keys->chunk_tokens || !keys->at_count || !is_aligned(keys->base, 16))
+        return false;
+    if (keys->type == DTYPE_I8)
+        return (head_dim == 64 || head_dim == 128) && keys->chunk_tokens % CUDA_KEYS_GRAIN == 0 &&
+               keys->device_bytes >= CUDA_KEYS_GRAIN * (uint64_t)head_dim;
+    return is_16bit(keys->type) && keys->device_bytes >= 2 * (uint64_t)head_dim;
 }
 
-template <bool BF16, int DIM> static int launch_scores(const struct pass *p, cudaStream_t stream)
+template <enum dtype TYPE, int DIM> static int launch_scores(const struct pass *p, cudaStream_t stream)
 {
     dim3 grid(p->chunks, p->r.kv_heads, p->r.n);
     int bytes = (int)sizeof(struct stage<DIM * 2>) * WARPS * STAGES;
-    if (cudaFuncSetAttribute(score_kernel<BF16, DIM>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) !=
+    if (cudaFuncSetAttribute(score_kernel<TYPE, DIM>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) !=
         cudaSuccess)
         return -EIO;
-    score_kernel<BF16, DIM><<<grid, THREADS, bytes, stream>>>(*p);
+    score_kernel<TYPE, DIM><<<grid, THREADS, bytes, stream>>>(*p);
     return launch_status();
+}
+
+template <int DIM> static int launch_scores_of(const struct pass *p, cudaStream_t stream)
+{
+    switch (p->r.keys.type) {
+    case DTYPE_I8:
+        return launch_scores<DTYPE_I8, DIM>(p, stream);
+    case DTYPE_BF16:
+        return launch_scores<DTYPE_BF16, DIM>(p, stream);
+    default:
+        return launch_scores<DTYPE_F16, DIM>(p, stream);
+    }
 }
 
 int cuda_retrieval(const struct cuda_retrieval *r, struct CUstream_st *stream)
@@ -242,12 +332,7 @@ int cuda_retrieval(const struct cuda_retrieval *r, struct CUstream_st *stream)
     struct pass pass = {*r, score_stride(r->count_max), ceil_div(r->count_max, CHUNK), NULL};
     pass.stats = r->work + (uint64_t)r->n * r->q_heads * pass.stride;
     dim3 pool(ceil_div(r->count_max, POOL_KEYS), r->kv_heads, r->n);
-    bool bf16 = r->keys.type == DTYPE_BF16;
-    int rc;
-    if (r->head_dim == 128)
-        rc = bf16 ? launch_scores<true, 128>(&pass, stream) : launch_scores<false, 128>(&pass, stream);
-    else
-        rc = bf16 ? launch_scores<true, 64>(&pass, stream) : launch_scores<false, 64>(&pass, stream);
+    int rc = r->head_dim == 128 ? launch_scores_of<128>(&pass, stream) : launch_scores_of<64>(&pass, stream);
     if (rc < 0)
         return rc;
     pool_kernel<<<pool, POOL_THREADS, 0, stream>>>(pass);
@@ -277,6 +362,46 @@ __global__ void __launch_bounds__(APPEND_THREADS) append_kernel(struct cuda_keys
         make_uint4(pack<BF16>(x.x, x.y), pack<BF16>(x.z, x.w), pack<BF16>(y.x, y.y), pack<BF16>(y.z, y.w));
 }
 
+/* The same for int8 keys, a key's threads beside one another: compute_key_quantize, whose operations these
+ * are. */
+__global__ void __launch_bounds__(APPEND_THREADS) append8_kernel(struct cuda_keys_append a)
+{
+    const uint32_t units = a.head_dim / 8;
+    uint64_t i = (uint64_t)blockIdx.x * APPEND_THREADS + threadIdx.x;
+    bool real = i < (uint64_t)a.n * a.kv_heads * units;
+    i = real ? i : 0; /* all take part in the shuffles */
+    uint32_t unit = i % units, head = i / units % a.kv_heads, t = (uint32_t)(i / units / a.kv_heads);
+    uint32_t row = a.rows ? a.rows[t] : t;
+    const float *from = a.k + t * a.stride + (uint64_t)head * a.head_dim + unit * 8;
+    float4 x = *(const float4 *)from, y = *(const float4 *)(from + 4);
+    const float k[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
+    uint32_t most = 0; /* bits of magnitudes are ordered as the numbers are, NaN last */
+#pragma unroll
+    for (int e = 0; e < 8; e++)
+        most = max(most, __float_as_uint(k[e]) & 0x7fffffff);
+    for (uint32_t step = units / 2; step; step >>= 1)
+        most = max(most, __shfl_xor_sync(FULL_WARP, most, step));
+    uint16_t scale = __half_as_ushort(__float2half_rn(__fdiv_rn(__uint_as_float(most), 127)));
+    bool finite = scale < 0x7c00;
+    float size = __half2float(__ushort_as_half(scale));
+    uint32_t packed[2] = {0, 0};
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+        float q = finite && scale ? fminf(fmaxf(rintf(__fdiv_rn(k[e], size)), -127), 127) : 0;
+        packed[e / 4] |= (uint32_t)((int)q & 255) << e % 4 * 8;
+    }
+    if (!real || row >= a.row_count)
+        return;
+    const uint64_t *at = a.keys.at + row * a.keys.row_stride;
+    const struct key8_place place =
+        key8_place_of(a.keys, at, a.kv_heads, head, a.positions[t], a.head_dim, 1);
+    if (!place.valid)
+        return;
+    *(uint2 *)(a.keys.base + place.key + unit * 8) = make_uint2(packed[0], packed[1]);
+    if (unit == 0)
+        *(uint16_t *)(a.keys.base + place.scale) = finite ? scale : 0x7e00;
+}
+
 int cuda_keys_append(const struct cuda_keys_append *a, struct CUstream_st *stream)
 {
     if (!keys_are_valid(&a->keys, a->head_dim) || a->kv_heads == 0 || a->head_dim == 0 || a->head_dim % 8 ||
@@ -285,7 +410,9 @@ int cuda_keys_append(const struct cuda_keys_append *a, struct CUstream_st *strea
     if (a->n == 0)
         return 0;
     unsigned blocks = ceil_div((uint64_t)a->n * a->kv_heads * (a->head_dim / 8), APPEND_THREADS);
-    if (a->keys.type == DTYPE_BF16)
+    if (a->keys.type == DTYPE_I8)
+        append8_kernel<<<blocks, APPEND_THREADS, 0, stream>>>(*a);
+    else if (a->keys.type == DTYPE_BF16)
         append_kernel<true><<<blocks, APPEND_THREADS, 0, stream>>>(*a);
     else
         append_kernel<false><<<blocks, APPEND_THREADS, 0, stream>>>(*a);

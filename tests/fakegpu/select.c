@@ -19,10 +19,49 @@ static uint64_t key_offset(const struct cuda_key_view *keys, const uint64_t *at,
     return offset <= last ? offset : last;
 }
 
+/* Of the scale of an int8 key. */
+static uint64_t scale_offset(const struct cuda_key_view *keys, const uint64_t *at, uint32_t kv_heads,
+                             uint32_t head, uint32_t position, uint32_t dim, bool *ret_valid)
+{
+    uint32_t chunk = position / keys->chunk_tokens, inside = position % keys->chunk_tokens;
+    *ret_valid = chunk < keys->at_count;
+    chunk = *ret_valid ? chunk : keys->at_count - 1;
+    uint64_t offset = (at[chunk] & ~UINT64_C(15)) + (uint64_t)kv_heads * keys->chunk_tokens * dim +
+                      ((uint64_t)head * keys->chunk_tokens + inside) * sizeof(uint16_t);
+    uint64_t last = (keys->device_bytes - sizeof(uint16_t)) & ~UINT64_C(1);
+    *ret_valid = *ret_valid && offset <= last;
+    return offset <= last ? offset : last;
+}
+
 static bool keys_are_valid(const struct cuda_key_view *keys, uint32_t head_dim)
 {
-    return fakegpu_is_16bit(keys->type) && keys->chunk_tokens && keys->at_count &&
-           fakegpu_aligned(keys->base, 16) && keys->device_bytes >= 2 * (uint64_t)head_dim;
+    if (!keys->chunk_tokens || !keys->at_count || !fakegpu_aligned(keys->base, 16))
+        return false;
+    if (keys->type == DTYPE_I8)
+        return (head_dim == 64 || head_dim == 128) && keys->chunk_tokens % CUDA_KEYS_GRAIN == 0 &&
+               keys->device_bytes >= CUDA_KEYS_GRAIN * (uint64_t)head_dim;
+    return fakegpu_is_16bit(keys->type) && keys->device_bytes >= 2 * (uint64_t)head_dim;
+}
+
+static void append_key(const struct cuda_keys_append *a, uint32_t t, uint32_t row, uint32_t h)
+{
+    bool valid, scale_valid = true;
+    const uint64_t *at = a->keys.at + row * a->keys.row_stride;
+    const float *k = a->k + t * a->stride + (uint64_t)h * a->head_dim;
+    bool int8 = a->keys.type == DTYPE_I8;
+    uint8_t *key =
+        a->keys.base + key_offset(&a->keys, at, h, a->positions[t], a->head_dim * (int8 ? 1 : 2), &valid);
+    if (int8) {
+        uint64_t scale_at =
+            scale_offset(&a->keys, at, a->kv_heads, h, a->positions[t], a->head_dim, &scale_valid);
+        int8_t q[128];
+        uint16_t scale = compute_key_quantize(q, k, (int)a->head_dim);
+        if (!valid || !scale_valid)
+            return;
+        memcpy(key, q, a->head_dim);
+        memcpy(a->keys.base + scale_at, &scale, sizeof scale);
+    } else if (valid)
+        fakegpu_store(key, a->keys.type, 0, k, a->head_dim);
 }
 
 static void run_keys_append(struct fakegpu_worker *worker, void *argument)
@@ -31,14 +70,8 @@ static void run_keys_append(struct fakegpu_worker *worker, void *argument)
     (void)worker;
     for (uint32_t t = 0; t < a->n; t++) {
         uint32_t row = a->rows ? a->rows[t] : t;
-        for (uint32_t h = 0; h < a->kv_heads && row < a->row_count; h++) {
-            bool valid;
-            uint64_t offset = key_offset(&a->keys, a->keys.at + row * a->keys.row_stride, h, a->positions[t],
-                                         a->head_dim * 2, &valid);
-            if (valid)
-                fakegpu_store(a->keys.base + offset, a->keys.type, 0,
-                              a->k + t * a->stride + (uint64_t)h * a->head_dim, a->head_dim);
-        }
+        for (uint32_t h = 0; h < a->kv_heads && row < a->row_count; h++)
+            append_key(a, t, row, h);
     }
 }
 
@@ -58,7 +91,7 @@ size_t fakegpu_retrieval_work_bytes(uint32_t n, uint32_t q_heads, uint32_t count
     return (size_t)((uint64_t)n * q_heads * (stride + stride / CUDA_KEYS_CHUNK * 2) * sizeof(float));
 }
 
-/* Pooled softmax weights of one KV head with bf16 keys; f16 keys are the CPU operator's own. */
+/* Pooled softmax weights of one KV head with bf16 keys; others are the CPU operator's own. */
 static void bf16_weights(struct fakegpu_worker *worker, float *out, const float *q, const uint16_t *keys,
                          const struct cuda_retrieval *r, uint32_t count)
 {
@@ -85,6 +118,24 @@ static void bf16_weights(struct fakegpu_worker *worker, float *out, const float 
     }
 }
 
+/* Key `position` of a list, 16 bits an element. */
+static void take_key(const struct cuda_retrieval *r, const uint64_t *at, uint32_t head, uint32_t position,
+                     uint16_t *ret)
+{
+    bool valid, int8 = r->keys.type == DTYPE_I8;
+    const uint8_t *key =
+        r->keys.base + key_offset(&r->keys, at, head, position, r->head_dim * (int8 ? 1 : 2), &valid);
+    if (!int8) {
+        memcpy(ret, key, r->head_dim * sizeof *ret);
+        return;
+    }
+    uint16_t scale;
+    uint64_t scale_at = scale_offset(&r->keys, at, r->kv_heads, head, position, r->head_dim, &valid);
+    memcpy(&scale, r->keys.base + scale_at, sizeof scale);
+    for (uint32_t d = 0; d < r->head_dim; d++)
+        ret[d] = compute_key_element((int8_t)key[d], scale);
+}
+
 static void weigh(struct fakegpu_worker *worker, const struct cuda_retrieval *r, uint32_t t)
 {
     uint32_t row = r->rows ? r->rows[t] : t, group = r->q_heads / r->kv_heads;
@@ -96,15 +147,10 @@ static void weigh(struct fakegpu_worker *worker, const struct cuda_retrieval *r,
     for (uint32_t h = 0; h < r->kv_heads; h++) {
         const float *q = r->q + t * r->q_stride + (uint64_t)h * group * r->head_dim;
         float *out = r->weights + ((uint64_t)t * r->kv_heads + h) * r->weight_stride;
-        for (uint32_t i = 0; i < count; i++) {
-            bool valid;
-            memcpy(keys + (size_t)i * r->head_dim,
-                   r->keys.base + key_offset(&r->keys, r->keys.at + row * r->keys.row_stride, h, i,
-                                             r->head_dim * 2, &valid),
-                   r->head_dim * 2);
-        }
+        for (uint32_t i = 0; i < count; i++)
+            take_key(r, r->keys.at + row * r->keys.row_stride, h, i, keys + (size_t)i * r->head_dim);
         struct key_view view = {(const uint16_t *const[]){keys}, count, count};
-        if (r->keys.type == DTYPE_F16)
+        if (r->keys.type != DTYPE_BF16)
             compute_retrieval_weights(worker->compute, out, r->weight_stride, q, &view, (int)group, 1,
                                       (int)r->head_dim, r->scale, r->mean ? POOL_MEAN : POOL_MAX);
         else

@@ -10,16 +10,17 @@ enum { KEY_CHUNK = 256 };
 
 struct keys {
     struct cuda_key_view device;
-    uint16_t **chunks; /* [rows][per row] */
+    uint16_t **chunks; /* f16, as the CPU has them, [rows][per row] */
     uint32_t per_row;
-    uint8_t *memory;
+    uint8_t *memory; /* what is expected on the device */
     size_t bytes;
 };
 
 static struct keys make_keys(enum dtype type, uint32_t rows, uint32_t kv_heads, uint32_t dim, uint32_t count)
 {
     struct keys k = {.per_row = (count + KEY_CHUNK - 1) / KEY_CHUNK + 1};
-    size_t chunk = (size_t)kv_heads * KEY_CHUNK * dim * 2, chunks = (size_t)rows * k.per_row;
+    size_t key = type == DTYPE_I8 ? dim + 2 : dim * 2, chunk = (size_t)kv_heads * KEY_CHUNK * key;
+    size_t f16 = (size_t)kv_heads * KEY_CHUNK * dim * 2, chunks = (size_t)rows * k.per_row;
     uint64_t *at = gpu_host(chunks * 8);
     k.bytes = chunks * chunk;
     k.memory = gpu_host(k.bytes);
@@ -27,11 +28,27 @@ static struct keys make_keys(enum dtype type, uint32_t rows, uint32_t kv_heads, 
     memset(k.memory, 0xff, k.bytes);
     for (size_t i = 0; i < chunks; i++) {
         at[i] = (chunks - 1 - i) * chunk;
-        k.chunks[i] = (uint16_t *)(k.memory + at[i]);
+        k.chunks[i] = type == DTYPE_I8 ? gpu_host(f16) : (void *)(k.memory + at[i]);
     }
     k.device = (struct cuda_key_view){
         gpu_alloc(k.bytes), k.bytes, gpu_upload(at, chunks * 8), k.per_row, k.per_row, KEY_CHUNK, type};
     return k;
+}
+
+/* Writes key `position` of a row and head to where it is expected on the device, and gives the CPU what it
+ * stands for. */
+static void expect_int8(const struct keys *k, const float *x, uint32_t row, uint32_t position, uint32_t head,
+                        uint32_t kv_heads, uint32_t dim)
+{
+    size_t chunk = (size_t)row * k->per_row + position / KEY_CHUNK, chunks = k->bytes / kv_heads / KEY_CHUNK;
+    size_t unit = (size_t)head * KEY_CHUNK + position % KEY_CHUNK;
+    chunks /= dim + 2;
+    uint8_t *at = k->memory + (chunks - 1 - chunk) * kv_heads * KEY_CHUNK * (dim + 2);
+    int8_t *q = (int8_t *)at + unit * dim;
+    uint16_t *scale = (uint16_t *)(at + (size_t)kv_heads * KEY_CHUNK * dim) + unit;
+    *scale = compute_key_quantize(q, x, (int)dim);
+    for (uint32_t d = 0; d < dim; d++)
+        k->chunks[chunk][unit * dim + d] = compute_key_element(q[d], *scale);
 }
 
 static void append(const struct keys *k, const float *x, uint32_t rows, uint32_t count, uint32_t kv_heads,
@@ -57,16 +74,20 @@ static void append(const struct keys *k, const float *x, uint32_t rows, uint32_t
         compute_keys_append(gpu_compute, &view, x + (size_t)r * count * kv_heads * dim, (int)count,
                             (int)kv_heads, (int)dim);
     }
-    if (k->device.type == DTYPE_F16)
+    for (size_t i = 0; k->device.type == DTYPE_I8 && i < (size_t)n * kv_heads; i++)
+        expect_int8(k, x + i * dim, (uint32_t)(i / kv_heads / count), (uint32_t)(i / kv_heads % count),
+                    (uint32_t)(i % kv_heads), kv_heads, dim);
+    if (k->device.type != DTYPE_BF16)
         gpu_equal("keys", gpu_download(k->device.base, k->bytes), k->memory, k->bytes);
 }
 
-static void check_retrieval(enum dtype type, uint32_t dim, uint32_t group, int mean)
+/* `size` of keys, 1 / size of queries. */
+static void check_retrieval(enum dtype type, uint32_t dim, uint32_t group, int mean, float size)
 {
-    enum { ROWS = 6, KV_HEADS = 2 };
-    uint32_t most = gpu_small ? 600 : 3000, counts[ROWS] = {0, 1, 511, 512, 513, most};
+    enum { ROWS = 9, KV_HEADS = 2 };
+    uint32_t most = gpu_small ? 600 : 3000, counts[ROWS] = {0, 1, 15, 16, 17, 511, 512, 513, most};
     struct keys k = make_keys(type, ROWS, KV_HEADS, dim, most);
-    float *x = gpu_normals((size_t)ROWS * most * KV_HEADS * dim, 1);
+    float *x = gpu_normals((size_t)ROWS * most * KV_HEADS * dim, size);
     uint32_t q_heads = KV_HEADS * group;
     if (type == DTYPE_BF16) /* the CPU keeps f16 keys: give both what either type can hold */
         for (size_t i = 0; i < (size_t)ROWS * most * KV_HEADS * dim; i++)
@@ -79,7 +100,7 @@ static void check_retrieval(enum dtype type, uint32_t dim, uint32_t group, int m
                                 KV_HEADS, (int)dim);
         }
     size_t stride = (most + 3) / 4 * 4, count = ROWS * KV_HEADS * stride;
-    float *q = gpu_normals((size_t)ROWS * q_heads * dim, 3), *ref = gpu_host(count * 4);
+    float *q = gpu_normals((size_t)ROWS * q_heads * dim, 3 / size), *ref = gpu_host(count * 4);
     struct cuda_retrieval r = {.keys = k.device,
                                .weights = gpu_alloc(count * 4),
                                .weight_stride = stride,
@@ -108,10 +129,70 @@ static void check_retrieval(enum dtype type, uint32_t dim, uint32_t group, int m
 
 static void test_retrieval(void)
 {
-    check_retrieval(DTYPE_F16, 128, 4, 0);
-    check_retrieval(DTYPE_F16, 64, 1, 1);
-    check_retrieval(DTYPE_BF16, 128, 8, 1);
-    check_retrieval(DTYPE_BF16, 64, 3, 0);
+    check_retrieval(DTYPE_F16, 128, 4, 0, 1);
+    check_retrieval(DTYPE_F16, 64, 1, 1, 1);
+    check_retrieval(DTYPE_BF16, 128, 8, 1, 1);
+    check_retrieval(DTYPE_BF16, 64, 3, 0, 1);
+    check_retrieval(DTYPE_I8, 128, 4, 1, 1);
+    check_retrieval(DTYPE_I8, 128, 8, 0, 0x1p-12f); /* subnormal scales */
+    check_retrieval(DTYPE_I8, 64, 1, 0, 1);
+    check_retrieval(DTYPE_I8, 64, 3, 1, 0x1p-12f);
+}
+
+/* Numbers at the edges of the grid, bit for bit. */
+static void test_keys_int8(void)
+{
+    static const float sizes[] = {0,       1e-30f,   0x1p-26f, 0x1p-24f, 1e-6f,       0x1p-8f,   1,
+                                  1000.0f, 65504.0f, 65520.0f, 1e6f,     127 * 65504, 8.33e6f,   1e30f,
+                                  3e38f,   INFINITY, NAN,      -1,       -65504.0f,   -INFINITY, 127};
+    enum { KV_HEADS = 3, COUNT = 2 * COUNT_OF(sizes) };
+    for (uint32_t dim = 64; dim <= 128; dim *= 2) {
+        struct keys k = make_keys(DTYPE_I8, 1, KV_HEADS, dim, COUNT);
+        float *x = gpu_normals((size_t)COUNT * KV_HEADS * dim, 1);
+        for (size_t i = 0; i < COUNT * KV_HEADS; i++) {
+            float size = sizes[i % COUNT_OF(sizes)], *key = x + i * dim;
+            for (uint32_t d = 0; d < dim; d++) /* the second half has halves: ties */
+                key[d] = i < COUNT * KV_HEADS / 2 ? key[d] * (isfinite(size) ? size / 8 : 1)
+                                                  : (float)((int)(gpu_random() % 255) - 127) / 2;
+            key[gpu_random() % dim] = size;
+        }
+        append(&k, x, 1, COUNT, KV_HEADS, dim);
+    }
+}
+
+/* A key of NaN makes its list's weights NaN, and no other's. */
+static void test_keys_int8_not_finite(void)
+{
+    enum { COUNT = 600, DIM = 128, Q_HEADS = 4 };
+    struct keys k = make_keys(DTYPE_I8, 2, 1, DIM, COUNT);
+    float *x = gpu_normals((size_t)2 * COUNT * DIM, 1), *q = gpu_normals(2 * Q_HEADS * DIM, 1);
+    uint32_t counts[2] = {COUNT, COUNT - 7};
+    x[70 * DIM + 9] = NAN;
+    x[(COUNT + COUNT - 3) * DIM + 1] = INFINITY; /* past the count */
+    append(&k, x, 2, COUNT, 1, DIM);
+    struct cuda_retrieval r = {.keys = k.device,
+                               .weights = gpu_alloc(2 * COUNT * 4),
+                               .weight_stride = COUNT,
+                               .q = gpu_upload(q, 2 * Q_HEADS * DIM * 4),
+                               .q_stride = Q_HEADS * DIM,
+                               .counts = gpu_upload(counts, sizeof counts),
+                               .row_count = 2,
+                               .count_max = COUNT,
+                               .n = 2,
+                               .q_heads = Q_HEADS,
+                               .kv_heads = 1,
+                               .head_dim = DIM,
+                               .scale = 0.1f,
+                               .work = gpu_alloc(cuda_retrieval_work_bytes(2, Q_HEADS, COUNT))};
+    EXPECT(cuda_retrieval(&r, NULL) == 0);
+    const float *w = gpu_download(r.weights, 2 * COUNT * 4);
+    double sum = 0;
+    for (uint32_t i = 0; i < counts[1]; i++)
+        sum += (double)w[COUNT + i];
+    EXPECT(isnan(w[0]) && isnan(w[70]));
+    EXPECT(isfinite(sum) && sum > 0);
+    r.keys.chunk_tokens = 250;
+    EXPECT(cuda_retrieval(&r, NULL) == -EINVAL);
 }
 
 /* Kinds of values that a selection must get right. */
@@ -449,6 +530,8 @@ static void test_penalties(void)
 }
 
 const struct gpu_test tests_select[] = {{"retrieval", test_retrieval},
+                                        {"keys_int8", test_keys_int8},
+                                        {"keys_int8_not_finite", test_keys_int8_not_finite},
                                         {"topk", test_topk},
                                         {"sets", test_sets},
                                         {"sample", test_sample},

@@ -57,24 +57,29 @@ static void expect_line(const struct runcase *c, const char *part)
         fail_msg("expected '%s' in: %s", part, text);
 }
 
-/* The retriever alone on a card: what it picks weighs as much as what the CPU picks. */
+/* The retriever alone on a card: what it picks weighs as much as what the CPU picks, with keys of either
+ * kind. */
 static void test_retriever_alone(void **state)
 {
     (void)state;
     runcase_need_model();
-    struct runcase cpu, gpu;
+    static const char *const keys[] = {"auto", "f16", "int8"};
     const char *document = runcase_document(1500);
-#define COMMON "-f", document, "-n", "16", "--ignore-eos", "-c", "1024", "--budget", "128"
-    RUNCASE_RUN(&cpu, COMMON);
-    RUNCASE_RUN(&gpu, COMMON, "--retriever-device", "cuda:1");
+    for (int i = 0; i < 3; i++) {
+        struct runcase cpu, gpu;
+#define COMMON "-f", document, "-n", "16", "--ignore-eos", "-c", "1024", "--budget", "128", "--key-type"
+        RUNCASE_RUN(&cpu, COMMON, keys[i]);
+        RUNCASE_RUN(&gpu, COMMON, keys[i], "--retriever-device", "cuda:1");
 #undef COMMON
-    assert_int_equal((int)runcase_number(gpu.report, "generated_tokens"), 16);
-    double a = runcase_number(cpu.report, "mass_mean"), b = runcase_number(gpu.report, "mass_mean");
-    if (!(b > a - 0.01 && b < a + 0.01))
-        fail_msg("mass: found %g, expected %g", b, a);
-    assert_true(runcase_number(gpu.report, "attended_mean") == runcase_number(cpu.report, "attended_mean"));
-    runcase_free(&cpu);
-    runcase_free(&gpu);
+        assert_int_equal((int)runcase_number(gpu.report, "generated_tokens"), 16);
+        double a = runcase_number(cpu.report, "mass_mean"), b = runcase_number(gpu.report, "mass_mean");
+        if (!(b > a - 0.01 && b < a + 0.01))
+            fail_msg("mass with keys %s: found %g, expected %g", keys[i], b, a);
+        assert_true(runcase_number(gpu.report, "attended_mean") ==
+                    runcase_number(cpu.report, "attended_mean"));
+        runcase_free(&cpu);
+        runcase_free(&gpu);
+    }
     card_is_free();
 }
 
@@ -112,12 +117,13 @@ static void test_memory_is_bounded(void **state)
 {
     (void)state;
     runcase_need_model();
-    static const char *const devices[] = {"cuda:0", "cuda:1", "cpu"};
+    static const char *const devices[] = {"cuda:0", "cuda:0", "cuda:1", "cpu"};
     setenv("SPECONTEXT_FAKEGPU_BYTES", "838860800", 1);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         struct runcase c;
         RUNCASE_RUN(&c, "-p", "Once upon a time", "-n", "8", "--ignore-eos", "-c", "2048", "--budget", "128",
-                    "--device", "cuda:0", "--retriever-device", devices[i], "--gpu-memory", "800M");
+                    "--device", "cuda:0", "--retriever-device", devices[i], "--gpu-memory", "800M",
+                    "--key-type", i ? "auto" : "f16");
         assert_int_equal((int)runcase_number(c.report, "generated_tokens"), 8);
         runcase_free(&c);
     }

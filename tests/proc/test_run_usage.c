@@ -191,6 +191,8 @@ static void test_plan_of_a_card(void **state)
                                                "--head", heads[i], "--gpu-memory", "8G", "-c", "1000",
                                                "--context", "1000", "--requests", "2", "--json", NULL});
         const json_t *gpu = json_object_get(all, "gpu");
+        /* 1008 positions for 1000, a scale for each key of 64 numbers; 8 bytes a sequence more. */
+        assert_int_equal((term(gpu, "retriever_keys_bytes") - 16) % (UINT64_C(2) * 3 * 1008 * 66), 0);
         assert_int_equal(term(gpu, "features_bytes"), i ? features_bytes(1000, 3, 576, DTYPE_BF16) : 0);
         assert_int_equal(term(gpu, "kvstore_process_bytes") + term(gpu, "retriever_process_bytes") +
                              term(gpu, "decoder_process_bytes") + term(gpu, "mapping_bytes"),

@@ -211,6 +211,7 @@ struct rig_selector {
     uint64_t work_bytes;
     uint32_t sequences; /* 0: 8 */
     uint64_t kept_bytes;
+    enum compute_keys keys;
 };
 
 static inline struct selector *rig_selector(const struct rig *r, struct rig_selector o)
@@ -224,7 +225,8 @@ static inline struct selector *rig_selector(const struct rig *r, struct rig_sele
                                        .sequences = o.sequences ? o.sequences : 8,
                                        .threads = o.threads ? o.threads : 1,
                                        .isa = o.isa,
-                                       .kept_bytes = o.kept_bytes};
+                                       .kept_bytes = o.kept_bytes,
+                                       .keys = o.keys};
     struct selector *s = NULL;
     struct err err = {0};
     if (selector_create(&options, &s, &err) < 0)

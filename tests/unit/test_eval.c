@@ -430,15 +430,17 @@ static void test_variants(void **state)
     struct eval_options o;
     struct err err;
     assert_int_equal(PARSE("-m", "x", "-f", "a", "-b", "512,1024", "--sinks", "8", "--variant",
-                           "budget=300,pool=max", "head=h.s,selection=mixed,window=16,top-p=0.5",
-                           "min-mass=0.9", "pins=0.25,pin-layers=4", "oracle=groups,top-p=0.9",
-                           "group-budgets=300:80:1000"),
+                           "budget=300,pool=max,key-type=int8",
+                           "head=h.s,selection=mixed,window=16,top-p=0.5", "min-mass=0.9",
+                           "pins=0.25,pin-layers=4", "oracle=groups,top-p=0.9", "group-budgets=300:80:1000"),
                      0);
     assert_int_equal(o.variant_texts.count, 6);
     const struct variant *v = o.variants;
     assert_int_equal(v[0].choice.budget, 300);
     assert_int_equal(v[0].choice.sinks, 8);
     assert_int_equal(v[0].pool, 1);
+    assert_int_equal(v[0].keys, COMPUTE_KEYS_INT8);
+    assert_int_equal(v[1].keys, COMPUTE_KEYS_AUTO);
     assert_string_equal(v[0].head, "");
     assert_int_equal(v[1].choice.budget, 512); /* as the first budget */
     assert_int_equal(v[1].choice.window, 16);
@@ -456,6 +458,7 @@ static void test_variants(void **state)
     static const char *const wrong[] = {"budget",
                                         "budget=x",
                                         "pool=none",
+                                        "key-type=int4",
                                         "selection=",
                                         "window=600",
                                         "min-mass=2",

@@ -44,6 +44,23 @@ static void test_defaults(void **state)
     assert_string_equal(run_options_attention_name(&options), "sparse");
     assert_int_equal(options.log, LOG_LEVEL_WARN);
     assert_string_equal(run_options_pool_name(&options), "head");
+    assert_string_equal(run_options_keys_name(&options), "auto");
+    assert_false(run_options_keys_int8(&options));
+}
+
+/* Of 8 bits where the retriever is on a GPU, unless the option says otherwise. */
+static void test_key_type(void **state)
+{
+    (void)state;
+    assert_int_equal(PARSE("-m", "x", "-p", "y", "--key-type", "int8"), 0);
+    assert_true(run_options_keys_int8(&options));
+    assert_string_equal(run_options_keys_name(&options), "int8");
+    assert_int_equal(PARSE("-m", "x", "-p", "y", "--device", "cuda:0"), 0);
+    assert_true(run_options_keys_int8(&options));
+    assert_int_equal(PARSE("-m", "x", "-p", "y", "--device", "cuda:0", "--retriever-device", "cpu"), 0);
+    assert_false(run_options_keys_int8(&options));
+    assert_int_equal(PARSE("-m", "x", "-p", "y", "--retriever-device", "cuda:1", "--key-type", "f16"), 0);
+    assert_false(run_options_keys_int8(&options));
 }
 
 static void test_forms(void **state)
@@ -117,6 +134,7 @@ static void test_refusals(void **state)
         {"--device", "cuda0", "--device: found cuda0, "},
         {"--device", "GPU-", "--device: found GPU-, "},
         {"--retriever-device", "cuda: 1", "--retriever-device: found cuda: 1, "},
+        {"--key-type", "int4", "--key-type: found 'int4', expected one of auto|f16|int8"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *argv[] = {"run", "-m", "x", "-p", "y", cases[i][0], cases[i][1]};
@@ -209,6 +227,7 @@ int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_key_type),
         cmocka_unit_test(test_forms),
         cmocka_unit_test(test_prompt_that_looks_like_an_option),
         cmocka_unit_test(test_help),

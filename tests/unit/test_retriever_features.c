@@ -298,7 +298,7 @@ static void text_branch(const struct rig *r, struct text *b, const struct text *
 }
 
 /* Sequences that begin behind keys of another one's prompt pick what they pick without. */
-static void kept_keys_are_as_good_as_new(const char *device, bool input_norm)
+static void kept_keys_are_as_good_as_new(const char *device, enum compute_keys keys, bool input_norm)
 {
     enum { PROMPT = 330, SHARED = 200 };
     static const struct {
@@ -310,7 +310,7 @@ static void kept_keys_are_as_good_as_new(const char *device, bool input_norm)
     struct rig_options o = plain;
     o.input_norm = input_norm;
     struct rig *r = rig_make(&o);
-    struct rig_selector options = {.context = CONTEXT, .device = device, .kept_bytes = 4 << 20};
+    struct rig_selector options = {.context = CONTEXT, .device = device, .kept_bytes = 4 << 20, .keys = keys};
     struct selector *s = rig_selector(r, options);
     options.kept_bytes = 0;
     struct selector *alone = rig_selector(r, options);
@@ -363,16 +363,19 @@ static void kept_keys_are_as_good_as_new(const char *device, bool input_norm)
 static void kept_keys_on_the_cpu(void **state)
 {
     (void)state;
-    kept_keys_are_as_good_as_new(NULL, false);
-    kept_keys_are_as_good_as_new(NULL, true);
+    kept_keys_are_as_good_as_new(NULL, COMPUTE_KEYS_F16, false);
+    kept_keys_are_as_good_as_new(NULL, COMPUTE_KEYS_F16, true);
+    kept_keys_are_as_good_as_new(NULL, COMPUTE_KEYS_INT8, false);
 }
 
 static void kept_keys_on_a_gpu(void **state)
 {
     (void)state;
     fakegpu_use(NULL);
-    kept_keys_are_as_good_as_new("cuda:0", false);
-    kept_keys_are_as_good_as_new("cuda:0", true);
+    kept_keys_are_as_good_as_new("cuda:0", COMPUTE_KEYS_F16, false);
+    kept_keys_are_as_good_as_new("cuda:0", COMPUTE_KEYS_F16, true);
+    kept_keys_are_as_good_as_new("cuda:0", COMPUTE_KEYS_INT8, false);
+    kept_keys_are_as_good_as_new("cuda:0", COMPUTE_KEYS_INT8, true);
 }
 
 static void expect_refusal(struct selector *s, const struct msg_step *msg, int code, const char *part);

@@ -12,6 +12,8 @@
 
 enum { SEQUENCES = 5, POSITIONS = 1400 };
 
+static enum compute_keys keys; /* of all tests: they run once with each kind */
+
 /* Embeddings of +-1, a power of two for each row: under a norm of ones all are +-1, and sums of them by
  * taps of three bits are exact. */
 static float plus_minus(const struct tiny_model *m, const char *name, uint32_t row, uint32_t col)
@@ -89,10 +91,11 @@ static struct pair *pair_make(const struct rig_options *o, enum head_pool pool, 
 {
     struct pair *p = mem_alloc(1, sizeof *p);
     p->rig = rig_make(o);
-    p->cpu = rig_selector(p->rig, (struct rig_selector){.pool = pool, .context = 4096});
+    p->cpu = rig_selector(p->rig, (struct rig_selector){.pool = pool, .context = 4096, .keys = keys});
     p->gpu = rig_selector(
         p->rig,
-        (struct rig_selector){.pool = pool, .context = 4096, .device = "cuda:0", .work_bytes = work_bytes});
+        (struct rig_selector){
+            .pool = pool, .context = 4096, .device = "cuda:0", .work_bytes = work_bytes, .keys = keys});
     for (uint32_t s = 0; s < SEQUENCES; s++)
         rig_tokens(p->tokens[s], POSITIONS, RIG_VOCAB, 3 + s);
     return p;
@@ -185,6 +188,12 @@ static void pair_open_by_mass(struct pair *p, const struct msg_open *open)
     assert_int_equal(selector_open(p->gpu, open, NULL), 0);
 }
 
+/* Of one position and list. */
+static uint64_t key_bytes(void)
+{
+    return keys == COMPUTE_KEYS_INT8 ? RIG_HEAD_DIM + 2 : RIG_HEAD_DIM * 2;
+}
+
 static void run_script(struct pair *p, uint32_t steps, bool masses)
 {
     struct msg_step_entry entries[SEQUENCES];
@@ -228,7 +237,7 @@ static void run_script(struct pair *p, uint32_t steps, bool masses)
     assert_int_equal(gpu.tokens, cpu.tokens);
     assert_int_equal(gpu.selections, cpu.selections);
     assert_int_equal(gpu.positions_sent, cpu.positions_sent);
-    assert_int_equal(gpu.key_bytes, gpu.tokens * 2 * RIG_KV_ROWS * 2);
+    assert_int_equal(gpu.key_bytes, gpu.tokens * 2 * RIG_KV_HEADS * key_bytes());
 }
 
 static void sequences_together_and_their_differences(void **state)
@@ -296,7 +305,8 @@ static void company_changes_nothing(void **state)
     struct rig_options o = with_context(1);
     struct pair *p = pair_make(&o, HEAD_POOL_MEAN, 0);
     struct selector *alone = rig_selector(
-        p->rig, (struct rig_selector){.pool = HEAD_POOL_MEAN, .context = 4096, .device = "cuda:1"});
+        p->rig,
+        (struct rig_selector){.pool = HEAD_POOL_MEAN, .context = 4096, .device = "cuda:1", .keys = keys});
     for (uint32_t s = 0; s < SEQUENCES; s++) {
         rig_open(p->gpu, s + 1, POSITIONS, 48, 4, 8);
         rig_open(alone, s + 1, POSITIONS, 48, 4, 8);
@@ -344,7 +354,7 @@ static void check_halves(bool graphs)
 {
     enum { MANY = 19, STEPS = 24, PROMPT = 40 };
     struct rig *r = rig_make(&exact);
-    struct rig_selector o = {.pool = HEAD_POOL_MEAN, .context = 256, .sequences = MANY};
+    struct rig_selector o = {.pool = HEAD_POOL_MEAN, .context = 256, .sequences = MANY, .keys = keys};
     struct selector *cpu = rig_selector(r, o);
     o.device = "cuda:0";
     struct selector *gpu = rig_selector(r, o);
@@ -447,22 +457,27 @@ static void what_the_card_cannot_hold_is_refused(void **state)
     (void)state;
     fakegpu_need_double();
     struct rig *r = rig_make(&exact);
-    struct selector_options o = {.device = "cuda:1", .context = 1 << 18, .sequences = 8};
+    struct selector_options o = {.device = "cuda:1", .context = 1 << 18, .sequences = 8, .keys = keys};
     assert_int_equal(refused(r, o, "context on a GPU: found 262144, expected at most 131072"), -ENOTSUP);
     o.context = 4096;
     o.device = "cuda:7";
     assert_int_equal(refused(r, o, "cuda:7"), -ENODEV);
     o.device = "cuda:1";
     setenv("SPECONTEXT_FAKEGPU_BYTES", "20000000", 1);
-    assert_int_equal(refused(r, o, "keys of 8 sequences of 4096 positions 16, "), -ENOMEM);
+    assert_int_equal(refused(r, o,
+                             keys == COMPUTE_KEYS_INT8 ? "keys of 8 sequences of 4096 positions 8, "
+                                                       : "keys of 8 sequences of 4096 positions 16, "),
+                     -ENOMEM);
     unsetenv("SPECONTEXT_FAKEGPU_BYTES");
     rig_free(&r);
 }
 
-static void count_memory(const struct rig_options *o)
+static void count_memory(const struct rig_options *o, uint32_t context)
 {
+    uint64_t room = keys == COMPUTE_KEYS_INT8 ? (context + 15) / 16 * 16 : context;
     struct rig *r = rig_make(o);
-    struct selector *s = rig_selector(r, (struct rig_selector){.context = 4096, .device = "cuda:1"});
+    struct selector *s =
+        rig_selector(r, (struct rig_selector){.context = context, .device = "cuda:1", .keys = keys});
     struct card_bytes b = card_bytes(selector_card(s));
     struct memory_gpu_head head = {.vocab = RIG_VOCAB,
                                    .hidden = RIG_HIDDEN,
@@ -475,13 +490,14 @@ static void count_memory(const struct rig_options *o)
                                    .views = o->views,
                                    .taps = o->taps,
                                    .features = (uint64_t)o->features * RIG_HIDDEN,
-                                   .feature_input_norm = o->input_norm};
+                                   .feature_input_norm = o->input_norm,
+                                   .keys_int8 = keys == COMPUTE_KEYS_INT8};
     struct memory_gpu_retriever need;
-    memory_gpu_retriever(&head, 4096, 8, MEMORY_GPU_WORK, &need);
+    memory_gpu_retriever(&head, context, 8, MEMORY_GPU_WORK, &need);
     assert_int_equal(b.keys, need.keys);
     assert_int_equal(b.weights, need.weights);
     assert_int_equal(b.workspace, need.workspace);
-    assert_int_equal(need.keys, UINT64_C(2) * 8 * 4096 * RIG_KV_ROWS * 2 + 64);
+    assert_int_equal(need.keys, 2 * 8 * room * RIG_KV_HEADS * key_bytes() + 64);
     assert_true(b.context > 0 && b.libraries > 0);
     assert_string_equal(selector_backend(s), card_info(selector_card(s))->name);
     selector_free(&s);
@@ -492,17 +508,18 @@ static void memory_is_counted(void **state)
 {
     (void)state;
     fakegpu_need_double();
-    count_memory(&exact);
+    count_memory(&exact, 4096);
+    count_memory(&exact, 4095);
     for (int i = 0; i < CONTEXTS; i++) {
         struct rig_options o = with_context(i);
         o.head_norms = true;
-        count_memory(&o);
+        count_memory(&o, 4096);
     }
     for (int i = 0; i < 2; i++) {
         struct rig_options o = exact;
         o.features = 3;
         o.input_norm = i;
-        count_memory(&o);
+        count_memory(&o, 4096);
     }
 }
 
@@ -556,5 +573,8 @@ int main(void)
         cmocka_unit_test(memory_is_counted),
         cmocka_unit_test(weights_that_are_not_finite_are_refused),
     };
-    return cmocka_run_group_tests(tests, set_up, NULL);
+    keys = COMPUTE_KEYS_F16;
+    int failed = cmocka_run_group_tests_name("f16", tests, set_up, NULL);
+    keys = COMPUTE_KEYS_INT8;
+    return failed + cmocka_run_group_tests_name("int8", tests, set_up, NULL);
 }

@@ -482,6 +482,7 @@ static void status_tells_what_is_true(void **state)
     assert_int_equal(json_integer_value(json_object_get(p->report, "tokens")), 100);
     assert_int_equal(json_integer_value(json_object_get(p->report, "steps")), 1);
     assert_int_equal(json_integer_value(json_object_get(p->report, "key_bytes")), 256 * 2 * RIG_KV_ROWS * 2);
+    assert_string_equal(json_string_value(json_object_get(p->report, "key_type")), "f16");
     assert_string_equal(json_string_value(json_object_get(p->report, "part")), "retriever");
     assert_string_equal(json_string_value(json_object_get(p->report, "kvstore")), "ready");
     assert_non_null(strstr(json_string_value(json_object_get(p->report, "rope")), "yarn, factor 2 over 128"));
