@@ -4,9 +4,10 @@
  * Everything goes into the store's one stream, so whatever is queued sees what was queued before it: rows
  * that were written back are there for a later gather, and a slot or page that is given and taken again is
  * written in the order of its owners. What kernels read of the host's - lists, places of pages - is copied
- * into pinned memory that is filled again only after the stream has passed it; slab tables lie on the
- * device and are changed by copies in the stream, so no queued kernel sees an entry change. It must never
- * hand a kernel an address that the host may change or unmap while it is queued. */
+ * into pinned memory that is filled again only after the stream has passed it; slab tables, and the places of
+ * pages that move into slots, lie on the device and are changed by copies in the stream, so no queued kernel
+ * sees an entry change. It must never hand a kernel an address that the host may change or unmap while it is
+ * queued. */
 #include "kvstore/gather_gpu.h"
 
 #include <errno.h>
@@ -40,6 +41,8 @@ struct gather_gpu {
     int64_t ahead_ns[TIMES];
     uint32_t sequences, slabs_max, layers; /* of slab_table */
     uint64_t *slab_table;                  /* on the device: [sequence][layer][slabs_max] */
+    uint64_t *places;                      /* on the device: of the pages that a batch moves into slots */
+    uint64_t places_bytes;
     struct rows_list lists[LIMIT_GROUPS];
     uint32_t list_count;
     struct cuda_move *rows_host; /* while lists are filled */
@@ -161,6 +164,18 @@ void gather_gpu_free(struct gather_gpu **gpu)
     mem_free(&g);
 }
 
+/* Of a run of layers of all sequences; less than the decoder's tables of all layers' pages, which is what a
+ * plan counts for the store. */
+static uint64_t places_bytes_of(const struct kv_layout *layout, uint32_t sequences)
+{
+    uint32_t layers = 0;
+    for (uint32_t run = 0; run < layout_runs(layout); run++) {
+        uint32_t of_run = layout_run_first(layout, run + 1) - layout_run_first(layout, run);
+        layers = of_run > layers ? of_run : layers;
+    }
+    return (uint64_t)sequences * layers * sequence_pages(layout->context_max) * sizeof(uint64_t);
+}
+
 static uint64_t table_bytes(const struct gather_gpu *g)
 {
     return (uint64_t)g->sequences * g->layers * g->slabs_max * sizeof *g->slab_table;
@@ -183,6 +198,11 @@ int gather_gpu_attach(struct gather_gpu *g, const struct control_header *header,
     void *at = NULL;
     int r = device_gpu_alloc(g->device, table_bytes(g), &g->device->tables_bytes, &at, err);
     g->slab_table = at;
+    g->places_bytes = places_bytes_of(&g->gather->blocks->layout, g->sequences);
+    if (r == 0 && header->slabs_max) { /* layers may leave */
+        r = device_gpu_alloc(g->device, g->places_bytes, &g->device->tables_bytes, &at, err);
+        g->places = at;
+    }
     if (r < 0)
         return r;
     if (!g->registered[0] && !device_gpu_failed(g->device)) /* the base of all rows */
@@ -194,7 +214,8 @@ void gather_gpu_detach(struct gather_gpu *g)
 {
     device_gpu_wait_all(g->device);
     device_gpu_free(g->device, table_bytes(g), &g->device->tables_bytes, g->slab_table);
-    g->slab_table = NULL;
+    device_gpu_free(g->device, g->places_bytes, &g->device->tables_bytes, g->places);
+    g->slab_table = g->places = NULL;
 }
 
 /* ---- views ---- */
@@ -454,13 +475,13 @@ static uint32_t job_slots(const struct gather_job *job)
 struct move_part { /* all row heads of one sequence and range of layers: neighbouring jobs */
     const struct gather_job *jobs;
     uint32_t job_count, copies, pages;
-    uint64_t at, copies_bytes,
-        bytes; /* in the launch's piece of pinned memory: copies, then places of pages */
+    uint64_t places, places_bytes; /* in the launch's piece of pinned memory: all parts' places of pages, */
+    uint64_t at, bytes;            /* then all parts' copies, which these count from the first on */
 };
 
 struct move_work {
     const struct move_part *parts;
-    uint8_t *host;
+    uint8_t *places, *copies;
 };
 
 /* Returns the end of its jobs. */
@@ -473,8 +494,8 @@ static uint32_t find_move(const struct gather *all, uint32_t from, struct move_p
          end++)
         ret->copies += job_slots(&all->jobs[end]);
     ret->job_count = end - from;
-    ret->copies_bytes = (ret->copies * sizeof(struct cuda_copy) + 7) / 8 * 8;
-    ret->bytes = ret->copies_bytes + (uint64_t)(key->end_layer - key->layer) * ret->pages * sizeof(uint64_t);
+    ret->bytes = ret->copies * sizeof(struct cuda_copy);
+    ret->places_bytes = (uint64_t)(key->end_layer - key->layer) * ret->pages * sizeof(uint64_t);
     return end;
 }
 
@@ -484,8 +505,8 @@ static void fill_move(void *arg, int index, int thread)
     const struct move_work *work = arg;
     const struct move_part *part = &work->parts[index];
     const struct gather_job *key = part->jobs;
-    struct cuda_copy *copies = (struct cuda_copy *)(work->host + part->at);
-    uint64_t *at = (uint64_t *)(work->host + part->at + part->copies_bytes);
+    struct cuda_copy *copies = (struct cuda_copy *)(work->copies + part->at);
+    uint64_t *at = (uint64_t *)(work->places + part->places);
     for (uint32_t l = 0; l < key->end_layer - key->layer; l++)
         memcpy(at + (size_t)l * part->pages, key->pages + (size_t)l * key->stride, part->pages * sizeof *at);
     for (uint32_t i = 0; i < part->job_count; i++) {
@@ -496,14 +517,14 @@ static void fill_move(void *arg, int index, int thread)
     }
 }
 
-static void launch_move(struct gather_gpu *g, const struct move_part *part, const uint8_t *device)
+static void launch_move(struct gather_gpu *g, const struct move_part *part, const uint8_t *copies)
 {
     const struct gather_job *key = part->jobs;
     uint32_t layers = key->end_layer - key->layer;
-    struct cuda_copies c = {.from = pages_view(g, (const uint64_t *)(device + part->at + part->copies_bytes),
-                                               layers, part->pages),
+    struct cuda_copies c = {.from = pages_view(g, g->places + part->places / sizeof *g->places, layers,
+                                               part->pages),
                             .to = slots_view(g),
-                            .copies = (const struct cuda_copy *)(device + part->at),
+                            .copies = (const struct cuda_copy *)(copies + part->at),
                             .count = part->copies,
                             .layers = layers,
                             .row_count = 1,
@@ -514,31 +535,40 @@ static void launch_move(struct gather_gpu *g, const struct move_part *part, cons
         device_gpu_writes(g->device, g->device->api->copy_pieces(&c, g->device->stream));
 }
 
-/* Neighbouring jobs of one range of layers, as many sequences as the pinned memory takes: their lists are
- * filled by all threads. Returns the end of them. */
+/* Neighbouring jobs of one range of layers, as many sequences as the memory takes: their lists are filled by
+ * all threads. The kernel looks up a place for each piece, from the host's memory it took three times as long
+ * (bench/results/2026-12-01-attention-h200.md); the list it reads once. Returns the end of the jobs. */
 static uint32_t launch_moves(struct gather_gpu *g, uint32_t from)
 {
     struct gather *all = g->gather;
     struct move_part parts[LIMIT_SEQUENCES];
     uint32_t count = 0, end = from;
-    uint64_t bytes = 0;
+    uint64_t bytes = 0, places = 0;
     while (end < all->count && count < LIMIT_SEQUENCES && same_launch(&all->jobs[end], &all->jobs[from])) {
-        uint32_t next = find_move(all, end, &parts[count]);
-        if (count > 0 && bytes + parts[count].bytes > g->device->buffer_bytes)
+        struct move_part *part = &parts[count];
+        uint32_t next = find_move(all, end, part);
+        if (count > 0 && (places + part->places_bytes > g->places_bytes ||
+                          places + part->places_bytes + bytes + part->bytes > g->device->buffer_bytes))
             break;
-        parts[count].at = bytes;
-        bytes += parts[count++].bytes;
+        part->places = places;
+        part->at = bytes;
+        places += part->places_bytes;
+        bytes += part->bytes;
+        count++;
         end = next;
     }
+    CHECK(places <= g->places_bytes);
     for (uint32_t i = 0; i < count; i++)
         send_slabs(g, parts[i].jobs->sequence, parts[i].jobs->layer, parts[i].jobs->end_layer);
     void *device = NULL;
-    struct move_work work = {parts, bytes ? device_gpu_take(g->device, bytes, &device) : NULL};
-    if (!work.host)
+    uint8_t *host = bytes ? device_gpu_take(g->device, places + bytes, &device) : NULL;
+    if (!host)
         return end;
+    struct move_work work = {parts, host, host + places};
     pool_run(all->pool, (int)count, fill_move, &work);
+    device_gpu_queued(g->device, g->device->api->copy(g->places, host, places, g->device->stream));
     for (uint32_t i = 0; i < count; i++)
-        launch_move(g, &parts[i], device);
+        launch_move(g, &parts[i], (const uint8_t *)device + places);
     return end;
 }
 

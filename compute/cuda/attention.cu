@@ -211,7 +211,7 @@ __device__ __forceinline__ void take_step(struct running<DIM> *state, struct sta
     add_values<BF16, DIM>(state, p, &ring[s % STAGES]);
     __syncwarp();
     if (s + STAGES < STEPS)
-        fetch_rows<DIM * 4>(&ring[s % STAGES], source, s + STAGES);
+        fetch_rows<DIM * 4, true>(&ring[s % STAGES], source, s + STAGES);
     else
         copy_commit();
 }
@@ -279,7 +279,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) attn_part_kernel(struct cud
             launch_wait();
 #pragma unroll
         for (int s = 0; s < STAGES; s++)
-            fetch_rows<DIM * 4>(&ring[s], source, s);
+            fetch_rows<DIM * 4, true>(&ring[s], source, s);
         launch_wait();
         uint32_t q[DIM / 16][4];
         load_query<BF16, DIM>(q, a.q + item.query * a.q_stride + (uint64_t)(item.head * group + row) * DIM,

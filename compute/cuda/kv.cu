@@ -6,7 +6,7 @@
 #include "compute/cuda/launch.cuh"
 
 enum { WRITE_THREADS = 256, MOVE_THREADS = 512, MOVE_BLOCKS = 8, MOVE_BLOCKS_MAX = 64, UNROLL = 4 };
-enum { COPY_WARPS = 8192 }; /* on the card at once, or nearly */
+enum { COPY_BATCH = 4 }; /* copies of a warp: 24,576 rows of a sequence are on all multiprocessors */
 
 /* A thread takes 8 elements of K or V. */
 template <bool BF16> __global__ void __launch_bounds__(WRITE_THREADS) kv_write_kernel(struct cuda_kv_write w)
@@ -231,13 +231,13 @@ __device__ __forceinline__ void copy_layers(const struct cuda_copies &c, const s
     }
 }
 
-/* A warp reads up to 32 copies at once, since they may lie in host memory, and makes one after the other. */
-__global__ void __launch_bounds__(MOVE_THREADS) copy_kernel(struct cuda_copies c, uint32_t batch)
+/* A warp reads COPY_BATCH copies at once, as they may lie in host memory, and makes one after the other. */
+__global__ void __launch_bounds__(MOVE_THREADS) copy_kernel(struct cuda_copies c)
 {
     uint32_t lane = threadIdx.x % 32, warps = gridDim.x * (MOVE_THREADS / 32);
     uint64_t warp = blockIdx.x * (MOVE_THREADS / 32) + threadIdx.x / 32;
-    for (uint64_t base = warp * batch; base < c.count; base += (uint64_t)batch * warps) {
-        uint32_t left = (uint32_t)(c.count - base < batch ? c.count - base : batch);
+    for (uint64_t base = warp * COPY_BATCH; base < c.count; base += (uint64_t)COPY_BATCH * warps) {
+        uint32_t left = (uint32_t)(c.count - base < COPY_BATCH ? c.count - base : COPY_BATCH);
         struct cuda_copy mine = c.copies[base + (lane < left ? lane : 0)];
         for (uint32_t i = 0; i < left; i++) {
             struct cuda_copy copy;
@@ -259,10 +259,7 @@ int cuda_copy_pieces(const struct cuda_copies *c, struct CUstream_st *stream)
         return -EINVAL;
     if (c->count == 0)
         return 0;
-    /* Few for each warp where there are few: all multiprocessors take part. */
-    uint32_t batch = c->count / COPY_WARPS, most = 1024;
-    batch = batch < 1 ? 1 : batch < 32 ? batch : 32;
-    unsigned blocks = ceil_div(c->count, batch * (MOVE_THREADS / 32));
-    copy_kernel<<<blocks < most ? blocks : most, MOVE_THREADS, 0, stream>>>(*c, batch);
+    unsigned blocks = ceil_div(c->count, COPY_BATCH * (MOVE_THREADS / 32)), most = 8192;
+    copy_kernel<<<blocks < most ? blocks : most, MOVE_THREADS, 0, stream>>>(*c);
     return launch_status();
 }

@@ -83,7 +83,7 @@ __device__ __forceinline__ float2 score_keys(float *out, struct stage<DIM * 2> *
     float max = -INFINITY, sum = 0;
 #pragma unroll
     for (int s = 0; s < STAGES; s++)
-        fetch_rows<DIM * 2>(&ring[s], source, s);
+        fetch_rows<DIM * 2, false>(&ring[s], source, s);
 #pragma unroll
     for (int s = 0; s < STEPS; s++) {
         if (s * STAGE_ROWS >= count)
@@ -94,7 +94,7 @@ __device__ __forceinline__ float2 score_keys(float *out, struct stage<DIM * 2> *
         score_rows<BF16, DIM, DIM * 2>(scores, q, &ring[s % STAGES]);
         __syncwarp();
         if (s + STAGES < STEPS)
-            fetch_rows<DIM * 2>(&ring[s % STAGES], source, s + STAGES);
+            fetch_rows<DIM * 2, false>(&ring[s % STAGES], source, s + STAGES);
         else
             copy_commit();
 #pragma unroll

@@ -84,23 +84,26 @@ struct row_source {
     float scale;
 };
 
-/* Starts the copy of rows [16 s, 16 s + 16) of the warp's `count`, and closes a group; s is a
- * constant of an unrolled loop. Rows past the count become zeros: whatever lies there must not reach a sum,
- * not even times 0. */
-template <int ROW_BYTES>
+/* Starts the copy of rows [16 s, 16 s + 16) of the warp's `count`, as a stream or not, and closes a group;
+ * s is a constant of an unrolled loop. Rows past the count become zeros: whatever lies there must not reach a
+ * sum, not even times 0. */
+template <int ROW_BYTES, bool STREAM>
 __device__ __forceinline__ void fetch_rows(struct stage<ROW_BYTES> *to, const struct row_source &source,
                                            int s)
 {
     enum { LANES = ROW_BYTES / 16, ROWS = WARP_LANES / LANES };
     uint32_t lane = threadIdx.x % 32, sub = lane / LANES, unit = lane % LANES;
-    uint64_t policy = stream_policy();
+    uint64_t policy = STREAM ? stream_policy() : 0;
 #pragma unroll
     for (int r = 0; r < STAGE_ROWS; r += ROWS) {
         int first = s * STAGE_ROWS + r;
         const uint8_t *from =
             source.base + __shfl_sync(FULL_WARP, source.offset[first / 32], first % 32 + sub);
-        copy_stream(shared_address(&to->row[r + sub][(unit ^ ((r + sub) & 7)) * 16]), from + unit * 16,
-                   first + sub < source.count, policy);
+        uint32_t at = shared_address(&to->row[r + sub][(unit ^ ((r + sub) & 7)) * 16]);
+        if (STREAM)
+            copy_stream(at, from + unit * 16, first + sub < source.count, policy);
+        else
+            copy_async(at, from + unit * 16, first + sub < source.count);
     }
     copy_commit();
 }

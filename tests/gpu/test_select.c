@@ -100,7 +100,8 @@ static void check_retrieval(enum dtype type, uint32_t dim, uint32_t group, int m
                                 KV_HEADS, (int)dim);
         }
     size_t stride = (most + 3) / 4 * 4, count = ROWS * KV_HEADS * stride;
-    float *q = gpu_normals((size_t)ROWS * q_heads * dim, 3 / size), *ref = gpu_host(count * 4);
+    float *q = gpu_normals((size_t)ROWS * q_heads * dim, size < 1 ? 0.1f / size : 3); /* f16 holds them */
+    float *ref = gpu_host(count * 4);
     struct cuda_retrieval r = {.keys = k.device,
                                .weights = gpu_alloc(count * 4),
                                .weight_stride = stride,
