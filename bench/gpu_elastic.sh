@@ -1,23 +1,24 @@
 #!/usr/bin/env bash
 # Data movement on a GPU whose memory is too small for all KV: requests so long that layers are offloaded, grown over a
 # length at which one more run of layers leaves the card (KV memory is set, within the cap, so that it is DEPTH). Each
-# request has a beginning of its own, so host memory holds them all (137 GB by default). Beside it, with a beginning that
-# all share: each set loaded whole, everything offloaded, nothing offloaded.
+# request has a beginning of its own, so host memory holds them all (137 GB by default); with DISTINCT= they share one,
+# which takes 5. Beside it, with a beginning that all share: each set loaded whole, everything offloaded, nothing
+# offloaded.
 #
 #   bench/gpu_elastic.sh BIN_FOLDER MODEL.gguf HEAD.safetensors OUT_FOLDER [OPTION OF `specontext bench`...]
 #
 # CAP (80G), REQUESTS (32), DEPTH (32768), BUDGET (2048), SELECTION (previous), GENERATE (256 steps around the threshold),
-# REPEATS (1), BESIDE ("c1 c2 resident"; variants of bench/gpu.sh), and SHAPE, DEVICE, MPS, PYTHON, WORK as there.
+# REPEATS (1), DISTINCT (1), BESIDE ("c1 c2 resident"; variants of bench/gpu.sh), and SHAPE, DEVICE, MPS, PYTHON, WORK,
 # OUT_FOLDER as there; the first row's folder is OUT_FOLDER/threshold, the others' OUT_FOLDER/beside.
 set -euo pipefail
-[ $# -ge 4 ] || { sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -ge 4 ] || { sed -n '2,13s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 bin=$(realpath "$1") model=$(realpath "$2") head=$(realpath "$3") out=$4
 shift 4
 mkdir -p "$out"
 out=$(realpath "$out")
 cd "$(dirname "$0")/.."
 CAP=${CAP:-80G} REQUESTS=${REQUESTS:-32} DEPTH=${DEPTH:-32768} BUDGET=${BUDGET:-2048} SELECTION=${SELECTION:-previous}
-GENERATE=${GENERATE:-256} REPEATS=${REPEATS:-1} BESIDE=${BESIDE-c1 c2 resident}
+GENERATE=${GENERATE:-256} REPEATS=${REPEATS:-1} DISTINCT=${DISTINCT-1} BESIDE=${BESIDE-c1 c2 resident}
 export SHAPE=${SHAPE:-llama-3.1-8b} DEVICE=${DEVICE:-cuda:0} PYTHON=${PYTHON:-python3}
 if [ -z "${WORK:-}" ]; then
     WORK=$(mktemp -d)
@@ -42,6 +43,6 @@ measure() { # FOLDER DEPTH STEPS VARIANTS [OPTION...]
         "$PYTHON" bench/card.py "$DEVICE" bench/gpu.sh "$bin" "$model" "$head" "$folder" --gpu-memory "$CAP" "$@" ||
         failed=1
 }
-measure "$out/threshold" "$depth" "$GENERATE" all --distinct --device-memory "$kv" "$@"
+measure "$out/threshold" "$depth" "$GENERATE" all ${DISTINCT:+--distinct} --device-memory "$kv" "$@"
 [ -z "$BESIDE" ] || measure "$out/beside" "$DEPTH" 32 "all $BESIDE" "$@"
 exit $failed
