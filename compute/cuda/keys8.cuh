@@ -54,8 +54,8 @@ __device__ __forceinline__ void key8_fetch(struct stage<DIM> *to, const uint8_t 
     if (real)
 #pragma unroll
         for (int r = 0; r < STAGE_ROWS; r += ROWS)
-            copy_async(shared_address(&to->row[r + sub][key8_unit<DIM>(r + sub, unit) * 16]),
-                       from + lane * 16 + r * DIM, true);
+            copy_stream(shared_address(&to->row[r + sub][key8_unit<DIM>(r + sub, unit) * 16]),
+                        from + lane * 16 + r * DIM, true, stream_policy());
     copy_commit();
 }
 
