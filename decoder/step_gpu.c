@@ -31,13 +31,9 @@ struct shape {
     uint32_t entries, parity, rows, resident, early_layers, penalized;
 };
 
-/* A step's two parts, one launched behind the other. A graph begins when all of it has been launched, some
- * 0.2 us a node: so the first is short, and the second is launched while it runs. */
-enum { PARTS = 2, CUT_LAYER = 1 /* inside it; a model of one layer has one part */ };
-
 struct cached {
     struct shape shape;
-    struct gpu_graph *graph[PARTS]; /* [0] NULL: free */
+    struct gpu_graph *graph; /* NULL: free */
     uint64_t used;
 };
 
@@ -76,7 +72,7 @@ struct step_gpu {
     struct CUstream_st *beside;    /* copies what later layers need */
     struct tables_gpu_lists lists; /* copied last */
     int has_places[2];             /* of the step's layers: in pages, in slots */
-    struct cached *capturing;      /* NULL: no */
+    int capturing;
     uint8_t all[INPUTS_GPU_PHASES]
                [LIMIT_SEQUENCES]; /* entries that attend all positions in resident layers */
     int any_all[INPUTS_GPU_PHASES];
@@ -110,17 +106,11 @@ int step_gpu_create(const struct kv_layout *layout, struct control_header *contr
     return 0;
 }
 
-static void drop(struct step_gpu *g, struct cached *c)
-{
-    for (int i = 0; i < PARTS; i++)
-        if (c->graph[i])
-            g->api->graph_free(&c->graph[i]);
-}
-
 static void drop_graphs(struct step_gpu *g)
 {
     for (uint32_t i = 0; i < STEP_GPU_GRAPHS; i++)
-        drop(g, &g->graphs[i]);
+        if (g->graphs[i].graph)
+            g->api->graph_free(&g->graphs[i].graph);
 }
 
 void step_gpu_export(struct step_gpu *g, const struct export *export)
@@ -263,29 +253,11 @@ static int join_copies(struct step_gpu *g, uint32_t layer, struct err *err)
     return r < 0 ? gpu_device_error(g->device, r, "copying tables", err) : 0;
 }
 
-/* What is queued from here on belongs to the second part. */
-static int cut(struct step_gpu *g, struct err *err)
-{
-    struct CUstream_st *stream = g->device->stream;
-    int r = g->api->stream_follow(g->device->gpu, stream, g->beside);
-    if (r < 0)
-        return gpu_device_error(g->device, r, "copying tables", err);
-    r = g->api->capture_end(g->device->gpu, stream, &g->capturing->graph[0], err);
-    if (r == 0)
-        r = g->api->capture_begin(stream, err);
-    if (r < 0)
-        return r;
-    r = g->api->stream_follow(g->device->gpu, g->beside, stream);
-    return r < 0 ? gpu_device_error(g->device, r, "copying tables", err) : 0;
-}
-
 static int begin_layer(void *arg, uint32_t layer, struct pass_gpu_kv *kv, struct err *err)
 {
     struct step_gpu *g = arg;
     int r = 0;
-    if (g->capturing && layer == CUT_LAYER)
-        r = cut(g, err);
-    if (r == 0 && (layer == 0 || layer == g->early_layers))
+    if (layer == 0 || layer == g->early_layers)
         r = enter_phase(g, layer, err);
     if (r == 0)
         r = join_copies(g, layer, err);
@@ -379,34 +351,29 @@ static int queue_step(struct step_gpu *g, struct err *err)
     return r < 0 ? gpu_device_error(g->device, r, "copying ids", err) : 0;
 }
 
-/* Into `to`, which has no graphs; after an error it has none either. */
-static int capture(struct step_gpu *g, struct cached *to, struct err *err)
+static int capture(struct step_gpu *g, struct gpu_graph **ret_graph, struct err *err)
 {
     struct err end_err = {0};
-    struct gpu_graph *last = NULL;
     int r = prepare(g, err);
     if (r == 0)
         r = g->api->capture_begin(g->device->stream, err);
     if (r < 0)
         return r;
-    g->capturing = to;
+    g->capturing = 1;
     r = queue_step(g, err);
-    g->capturing = NULL;
-    if (r == 0 && (r = g->api->stream_follow(g->device->gpu, g->device->stream, g->beside)) < 0)
-        r = gpu_device_error(g->device, r, "copying tables", err);
-    /* Also after an error, which may have been that the second part did not begin. */
-    int end = g->api->capture_end(g->device->gpu, g->device->stream, &last, &end_err);
-    to->graph[to->graph[0] ? 1 : 0] = last;
+    g->capturing = 0;
+    int end = g->api->capture_end(g->device->gpu, g->device->stream, ret_graph, &end_err);
     if (r == 0 && end < 0)
-        r = err_set(err, end, "%s", end_err.text);
-    if (r < 0)
-        drop(g, to);
+        return err_set(err, end, "%s", end_err.text);
+    if (r < 0 && end == 0)
+        g->api->graph_free(ret_graph);
     g->figures.captured += r == 0;
     return r;
 }
 
-/* The graphs of this step's shape: kept, or made in place of those used longest ago. */
-static int find_graphs(struct step_gpu *g, const struct shape *shape, struct cached **ret, struct err *err)
+/* The graph of this step's shape: kept, or made in place of the one used longest ago. */
+static int find_graph(struct step_gpu *g, const struct shape *shape, struct gpu_graph **ret_graph,
+                      struct err *err)
 {
     struct cached *oldest = &g->graphs[0];
     if (g->graphs_generation != inputs_gpu_generation(g->inputs)) {
@@ -415,18 +382,20 @@ static int find_graphs(struct step_gpu *g, const struct shape *shape, struct cac
     }
     for (uint32_t i = 0; i < STEP_GPU_GRAPHS; i++) {
         struct cached *c = &g->graphs[i];
-        if (c->graph[0] && !memcmp(&c->shape, shape, sizeof *shape)) {
+        if (c->graph && !memcmp(&c->shape, shape, sizeof *shape)) {
             c->used = ++g->clock;
-            *ret = c;
+            *ret_graph = c->graph;
             return 0;
         }
-        if (!c->graph[0] || (oldest->graph[0] && c->used < oldest->used))
+        if (!c->graph || (oldest->graph && c->used < oldest->used))
             oldest = c;
     }
-    drop(g, oldest);
+    if (oldest->graph)
+        g->api->graph_free(&oldest->graph);
     *oldest = (struct cached){.shape = *shape, .used = ++g->clock};
-    *ret = oldest;
-    return capture(g, oldest, err);
+    int r = capture(g, &oldest->graph, err);
+    *ret_graph = oldest->graph;
+    return r;
 }
 
 static struct shape shape_of(const struct step_gpu *g)
@@ -455,10 +424,10 @@ static int foresee(struct step_gpu *g, struct err *err)
     const struct tables_gpu_use now = g->use;
     int r = 0;
     for (uint32_t ahead = 1; ahead <= 2 && r == 0; ahead++) {
-        struct cached *graphs;
+        struct gpu_graph *graph;
         g->use = (struct tables_gpu_use){now.step + ahead, now.rows, resident};
         struct shape shape = shape_of(g);
-        r = find_graphs(g, &shape, &graphs, err);
+        r = find_graph(g, &shape, &graph, err);
     }
     g->use = now;
     return r;
@@ -468,19 +437,17 @@ static int foresee(struct step_gpu *g, struct err *err)
 static int launch_graph(struct step_gpu *g, struct err *err)
 {
     struct shape shape = shape_of(g);
-    struct cached *graphs;
+    struct gpu_graph *graph;
     uint32_t values[FLAGS_MAX];
-    int r = find_graphs(g, &shape, &graphs, err);
+    int r = find_graph(g, &shape, &graph, err);
     if (r < 0)
         return r;
+    CHECK(g->api->graph_flags(graph) <= FLAGS_MAX);
     for (uint32_t i = 0; i < FLAGS_MAX; i++)
         values[i] = g->record->step;
-    for (int i = 0; i < PARTS && graphs->graph[i]; i++) {
-        CHECK(g->api->graph_flags(graphs->graph[i]) <= FLAGS_MAX);
-        r = g->api->graph_launch(graphs->graph[i], values, g->device->stream);
-        if (r < 0)
-            return gpu_device_error(g->device, r, "launching a step", err);
-    }
+    r = g->api->graph_launch(graph, values, g->device->stream);
+    if (r < 0)
+        return gpu_device_error(g->device, r, "launching a step", err);
     trace(TRACE_LAUNCHED, g->record->step);
     g->figures.launched++;
     int again = 0;
