@@ -45,6 +45,7 @@ def run(o, env, selection, layers, retriever):
                    "--ignore-eos", "--budget", o.budget, "--selection", selection, "--offload-layers", layers,
                    "--device", o.device, "--retriever-device", retriever, "--report", report]
         command += ["-H", o.head] if o.head else []
+        command += ["--key-type", "int8"] if retriever == "cpu" else []  # as on a card
         try:
             done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=o.seconds)
         except subprocess.TimeoutExpired:
