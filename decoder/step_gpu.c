@@ -28,7 +28,7 @@ enum { ROWS_STEP = 8, FLAGS_MAX = LIMIT_RUNS + LIMIT_GROUPS + 3, NO_RUN = UINT32
 
 /* What a graph's launches depend on. No padding: compared as bytes. */
 struct shape {
-    uint32_t entries, parity, rows, resident, early_layers, penalized;
+    uint32_t entries, parity, rows, resident, early_layers, penalized, exported;
 };
 
 struct cached {
@@ -405,7 +405,8 @@ static struct shape shape_of(const struct step_gpu *g)
                           .rows = g->use.rows,
                           .resident = g->use.resident,
                           .early_layers = g->early_layers,
-                          .penalized = inputs_gpu_penalizes(g->inputs) != 0};
+                          .penalized = inputs_gpu_penalizes(g->inputs) != 0,
+                          .exported = inputs_gpu_features(g->inputs) != NULL};
 }
 
 /* While a step is computed: makes the graphs for the resident set that the store has proposed meanwhile,
