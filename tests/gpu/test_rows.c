@@ -286,13 +286,19 @@ static void test_gemv(void)
 
 static void test_matmul(void)
 {
-    static const uint32_t shapes[][3] = {{64, 64, 1}, {1024, 576, 5}, {1536, 2048, 33}, {256, 4096, 200}};
+    /* The last ones have entries of their own in matmul.c. */
+    static const uint32_t shapes[][3] = {{64, 64, 1},      {1024, 576, 5},    {1536, 2048, 33},
+                                         {256, 4096, 200}, {4096, 4096, 32},  {6144, 4096, 32},
+                                         {4096, 14336, 32}};
+    enum { PLAIN = 4 };
     cublasLtHandle_t handle = NULL;
     size_t workspace_bytes = 32 << 20;
     void *workspace = gpu_alloc(workspace_bytes);
     EXPECT(cublasLtCreate(&handle) == CUBLAS_STATUS_SUCCESS);
     for (int i = 0; i < COUNT_OF(shapes) * 3 && handle; i++) {
         const uint32_t *shape = shapes[i / 3];
+        if (i / 3 >= PLAIN && (gpu_small || i % 3 != 2)) /* f32 sums of what was there, as in a pass */
+            continue;
         size_t count = (size_t)shape[0] * shape[2];
         int bf16 = i % 3 == 1, accumulate = i % 3 == 2;
         struct product_inputs p = product_inputs(shape);
