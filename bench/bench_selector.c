@@ -205,6 +205,10 @@ int main(int argc, char **argv)
         fprintf(stderr, "%s: numbers out of range\n", argv[0]);
         return 2;
     }
+    if (strcmp(keys, "auto") != 0 && strcmp(keys, "f16") != 0 && strcmp(keys, "int8") != 0) {
+        fprintf(stderr, "%s: KEYS: found %s, expected auto, f16 or int8\n", argv[0], keys);
+        return 2;
+    }
     int rc = model_open(argv[1], &model, &err);
     if (rc == 0)
         rc = head_open(argv[2], model, &head, &err);

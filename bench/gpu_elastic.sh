@@ -11,7 +11,7 @@
 # REPEATS (1), DISTINCT (1), BESIDE ("c1 c2 resident"; variants of bench/gpu.sh), and SHAPE, DEVICE, MPS, PYTHON, WORK,
 # OUT_FOLDER as there; the first row's folder is OUT_FOLDER/threshold, the others' OUT_FOLDER/beside.
 set -euo pipefail
-[ $# -ge 4 ] || { sed -n '2,13s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -ge 4 ] || { sed -n '2,12s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 bin=$(realpath "$1") model=$(realpath "$2") head=$(realpath "$3") out=$4
 shift 4
 mkdir -p "$out"
@@ -31,8 +31,14 @@ bench/gpu_model.sh "$bin" "$model" "$head" "$WORK"
 LEAD=${LEAD:-48}
 depth=$((DEPTH - LEAD - GENERATE / 2))
 context=$(((depth + GENERATE + 32 * (REQUESTS - 1) + 3 + 63) / 64 * 64)) # as bench takes it
+keys=()
+for ((i = 1; i < $#; i++)); do
+    next=$((i + 1))
+    [ "${!i}" != --key-type ] || keys=(--key-type "${!next}")
+done
 read -r kv threshold layers < <("$PYTHON" bench/gpu_threshold.py "$DEPTH" "$context" "$CAP" "$bin/specontext" plan \
-    -m "$WORK/$SHAPE" -H "$WORK/$SHAPE.head.safetensors" --device "$DEVICE" --requests "$REQUESTS" --budget "$BUDGET")
+    -m "$WORK/$SHAPE" -H "$WORK/$SHAPE.head.safetensors" --device "$DEVICE" --requests "$REQUESTS" --budget "$BUDGET" \
+    ${keys[@]+"${keys[@]}"})
 echo "depth $depth, KV memory $((kv >> 20)) MiB: from $threshold tokens on more than $layers layers are offloaded"
 failed=0
 measure() { # FOLDER DEPTH STEPS VARIANTS [OPTION...]

@@ -164,8 +164,8 @@ void gather_gpu_free(struct gather_gpu **gpu)
     mem_free(&g);
 }
 
-/* Of a run of layers of all sequences; less than the decoder's tables of all layers' pages, which is what a
- * plan counts for the store. */
+/* Of a run of layers of all sequences; no more than the decoder's tables of all layers' pages, which is what
+ * a plan counts for the store. */
 static uint64_t places_bytes_of(const struct kv_layout *layout, uint32_t sequences)
 {
     uint32_t layers = 0;

@@ -339,7 +339,8 @@ void bench_report_json(const struct bench_report *r, FILE *to)
     json_object_set_new(top, "budget", sparse ? json_integer(o->run.budget) : json_null());
     json_object_set_new(top, "device", json_string(o->run.device));
     json_object_set_new(top, "retriever_device", json_string(o->run.retriever_device));
-    json_object_set_new(top, "key_type", json_string(run_options_keys_int8(&o->run) ? "int8" : "f16"));
+    json_object_set_new(top, "key_type",
+                        sparse ? json_string(run_options_keys_int8(&o->run) ? "int8" : "f16") : json_null());
     json_object_set_new(top, "distinct", json_boolean(o->distinct));
     json_object_set_new(top, "elastic", json_boolean(!o->run.no_elastic));
     json_object_set_new(top, "offload", json_boolean(!o->run.no_offload));

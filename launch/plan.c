@@ -144,7 +144,9 @@ static uint64_t prefix_block(const struct plan *p, const struct head *head)
     bool on_gpu = p->gpu_bytes || p->device || (p->retriever_device && gpu_named(p->retriever_device));
     if (!sizes.features)
         return 0;
-    sizes.keys_int8 = on_gpu && p->keys != COMPUTE_KEYS_F16;
+    /* The CPU keeps what it rounded to 8 bits in 16. */
+    sizes.keys_int8 =
+        (p->retriever_device ? gpu_named(p->retriever_device) : on_gpu) && p->keys != COMPUTE_KEYS_F16;
     return memory_prefix_bytes(&sizes, dtype_row_bytes(on_gpu ? DTYPE_BF16 : DTYPE_F32, sizes.features));
 }
 

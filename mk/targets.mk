@@ -83,7 +83,7 @@ bench: deps model
 
 # BUNDLE_TESTS: further programs, for a machine that cannot build.
 BUNDLE_TESTS ?=
-bundle: all $(BUNDLE_TESTS)
+bundle: all $(filter-out build/cuda/%,$(BUNDLE_TESTS))
 	$(Q)! [ -x $(CUDA_HOME)/bin/nvcc ] || $(AGAIN) -f mk/cuda.mk
 	$(Q)mk/bundle.sh build/bundle $(BUNDLE_TESTS)
 

@@ -109,9 +109,9 @@ struct card {
     struct card_features features;
     float *inv_freq;
     bool keys_int8;
-    uint8_t
-        *keys; /* f16 [group][sequence][kv_head][context][head_dim]; of 8 bits as struct cuda_key_view says,
-                    * a chunk of sizes.key_tokens a sequence */
+    /* f16 [group][sequence][kv_head][context][head_dim]; of 8 bits as struct cuda_key_view says, a chunk of
+     * sizes.key_tokens a sequence */
+    uint8_t *keys;
     uint64_t *key_at;   /* [sequences] offsets inside a group */
     float *k;           /* [tile][kv_heads * head_dim] */
     void *mixed;        /* bf16 [tile][inputs] */

@@ -429,7 +429,7 @@ int cuda_attn(const struct cuda_attn *a, struct CUstream_st *stream)
         a->kv_heads == 0 || a->q_heads % a->kv_heads || a->q_heads / a->kv_heads > CUDA_GROUP_MAX ||
         a->q_heads == 0 || (a->head_dim != 64 && a->head_dim != 128) || a->kv.piece_bytes < 4 * a->head_dim ||
         a->list_max == 0 || (!a->items && a->kv.slotted) || a->q_stride % 4 || !is_aligned(a->q, 16) ||
-        !a->work || a->n > 65535 || a->kv_heads > 65535)
+        !a->work || !is_aligned(a->work, 16) || a->n > 65535 || a->kv_heads > 65535)
         return -EINVAL;
     if (a->n == 0)
         return 0;

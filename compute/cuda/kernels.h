@@ -259,8 +259,8 @@ int cuda_copy_pieces(const struct cuda_copies *copies, struct CUstream_st *strea
  * Counts are cut to list_max; a list_max far above the counts costs next to nothing. head_dim 64 or 128, 1 to
  * 8 query heads a KV head. An empty list gives zeros. Products run on tensor cores with q and the weights
  * split into two 16-bit halves: the error against f32 is below 2^-15. |q| < 65504 where pieces are f16.
- * `work`: cuda_attn_work_bytes. Bytes: the listed pieces once, + 1.6 % for parts; floor n * kv_heads * count
- * * piece_bytes / copy rate. */
+ * `work`: cuda_attn_work_bytes, on 16 bytes. Bytes: the listed pieces once, + 1.6 % for parts; floor n *
+ * kv_heads * count * piece_bytes / copy rate. */
 struct cuda_attn {
     struct cuda_kv_view kv;
     void *out;

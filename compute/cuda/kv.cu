@@ -6,7 +6,7 @@
 #include "compute/cuda/launch.cuh"
 
 enum { WRITE_THREADS = 256, MOVE_THREADS = 512, MOVE_BLOCKS = 8, MOVE_BLOCKS_MAX = 64, UNROLL = 4 };
-enum { COPY_BATCH = 4 }; /* copies of a warp: 24,576 rows of a sequence are on all multiprocessors */
+enum { COPY_BATCH = 4 }; /* of a warp, 64 of a block: a sequence's 24,576 copies are 384 blocks */
 
 /* A thread takes 8 elements of K or V. */
 template <bool BF16> __global__ void __launch_bounds__(WRITE_THREADS) kv_write_kernel(struct cuda_kv_write w)

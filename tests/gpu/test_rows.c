@@ -288,8 +288,8 @@ static void test_matmul(void)
 {
     /* The last ones have entries of their own in matmul.c. */
     static const uint32_t shapes[][3] = {{64, 64, 1},      {1024, 576, 5},    {1536, 2048, 33},
-                                         {256, 4096, 200}, {4096, 4096, 32},  {6144, 4096, 32},
-                                         {4096, 14336, 32}};
+                                         {256, 4096, 200}, {4096, 4096, 17},  {4096, 4096, 32},
+                                         {6144, 4096, 31}, {4096, 14336, 25}, {4096, 14336, 32}};
     enum { PLAIN = 4 };
     cublasLtHandle_t handle = NULL;
     size_t workspace_bytes = 32 << 20;

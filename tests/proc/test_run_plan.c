@@ -196,9 +196,34 @@ static void test_prefix_memory(void **state)
     runcase_free(&c);
 }
 
+static double kept_tokens(const char *device, const char *keys)
+{
+    const char *argv[] = {
+        proc_program("specontext"), "plan", "-m", RUNCASE_MODEL, "--gpu-memory", "8G", "--context", "8192",
+        "--requests", "2", "--prefix-memory", "64M", "--retriever-device", device, "--key-type", keys,
+        "--json", NULL};
+    json_t *plan = run_json(argv);
+    double tokens = runcase_number(plan, "prefix_tokens");
+    json_decref(plan);
+    return tokens;
+}
+
+/* The CPU keeps keys that it rounded to 8 bits in 16. */
+static void test_kept_keys_lie_where_the_retriever_is(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    double wide = kept_tokens("cuda:0", "f16");
+    assert_true(kept_tokens("cuda:0", "int8") > 1.5 * wide);
+    assert_true(kept_tokens("cuda:1", "auto") > 1.5 * wide);
+    assert_true(kept_tokens("cpu", "auto") == wide);
+    assert_true(kept_tokens("cpu", "int8") == wide);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_resident), cmocka_unit_test(test_offloaded),
-                                       cmocka_unit_test(test_prefix_memory)};
+                                       cmocka_unit_test(test_prefix_memory),
+                                       cmocka_unit_test(test_kept_keys_lie_where_the_retriever_is)};
     return cmocka_run_group_tests(tests, runcase_set_up, runcase_tear_down);
 }
