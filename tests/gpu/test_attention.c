@@ -265,6 +265,47 @@ static void test_attn_many_items(void)
     gpu_equal("sized for more", gpu_download(a.out, count * 4), out, count * 4);
 }
 
+/* Lists of so many chunks that a merge takes several rounds: ranges longer than one batch of parts, one more
+ * than that, and ranges with nothing in them. */
+static void check_merge(enum dtype type, uint32_t dim, const uint32_t *groups, int group_count)
+{
+    enum { ROWS = 3, LONGEST = 1 };
+    uint32_t longest = gpu_small ? 8193 : 20000, counts[ROWS + 1] = {2300, longest, 8193, 0};
+    struct cache c = make_cache(type, ROWS, 1, dim, longest + 100);
+    struct lists l = make_lists(&c, counts, longest);
+    for (int i = 0; i < group_count; i++) {
+        size_t row = (size_t)groups[i] * dim, count = ROWS * row;
+        float *q = gpu_normals(count, 2), *device_q = gpu_upload(q, count * 4), *ref = gpu_host(count * 4);
+        reference(ref, &c, &l, groups[i], q);
+        struct cuda_attn a = make_attn(&c, &l, false, groups[i], device_q);
+        EXPECT(cuda_attn(&a, NULL) == 0);
+        float *out = gpu_download(a.out, count * 4);
+        for (int r = 0; r < ROWS; r++)
+            gpu_compare("merged", out + r * row, ref + r * row, row, 3e-5);
+        struct cuda_attn slotted = make_attn(&c, &l, true, groups[i], device_q);
+        EXPECT(cuda_attn(&slotted, NULL) == 0);
+        gpu_equal("merged of slots", gpu_download(slotted.out, count * 4), out, count * 4);
+        /* One query: with an odd number of heads the last block has half its work. */
+        uint32_t alone = LONGEST;
+        a.rows = gpu_upload(&alone, 4);
+        a.q = device_q + LONGEST * row;
+        a.n = 1;
+        a.out = gpu_alloc(count * 4);
+        EXPECT(cuda_attn(&a, NULL) == 0);
+        memset(ref, 0xff, count * 4); /* as gpu_alloc left what nobody may write */
+        memcpy(ref, out + LONGEST * row, row * 4);
+        gpu_equal("merged alone", gpu_download(a.out, count * 4), ref, count * 4);
+    }
+}
+
+static void test_attn_merge(void)
+{
+    static const uint32_t groups[] = {3, 1, 8};
+    check_merge(DTYPE_BF16, 64, groups, gpu_small ? 1 : COUNT_OF(groups));
+    if (!gpu_small)
+        check_merge(DTYPE_F16, 128, groups, COUNT_OF(groups));
+}
+
 /* A row that nobody loaded must show; tables full of nonsense must do no harm. */
 static void test_attn_bad_input(void)
 {
@@ -395,6 +436,7 @@ static void test_prefill(void)
 const struct gpu_test tests_attention[] = {{"attn_lists", test_attn_lists},
                                            {"attn_identity", test_attn_identity},
                                            {"attn_many_items", test_attn_many_items},
+                                           {"attn_merge", test_attn_merge},
                                            {"attn_bad_input", test_attn_bad_input},
                                            {"attn_far", test_attn_far},
                                            {"prefill", test_prefill},

@@ -10,17 +10,18 @@ enum { KEY_CHUNK = 256 };
 
 struct keys {
     struct cuda_key_view device;
-    uint16_t **chunks; /* f16, as the CPU has them, [rows][per row] */
-    uint32_t per_row;
-    uint8_t *memory; /* what is expected on the device */
+    uint16_t **chunks;       /* f16, as the CPU has them, [rows][per row] */
+    uint32_t per_row, chunk; /* chunks, and positions of one */
+    uint8_t *memory;         /* what is expected on the device */
     size_t bytes;
 };
 
-static struct keys make_keys(enum dtype type, uint32_t rows, uint32_t kv_heads, uint32_t dim, uint32_t count)
+static struct keys make_keys(enum dtype type, uint32_t rows, uint32_t kv_heads, uint32_t dim, uint32_t count,
+                             uint32_t chunk_tokens)
 {
-    struct keys k = {.per_row = (count + KEY_CHUNK - 1) / KEY_CHUNK + 1};
-    size_t key = type == DTYPE_I8 ? dim + 2 : dim * 2, chunk = (size_t)kv_heads * KEY_CHUNK * key;
-    size_t f16 = (size_t)kv_heads * KEY_CHUNK * dim * 2, chunks = (size_t)rows * k.per_row;
+    struct keys k = {.per_row = (count + chunk_tokens - 1) / chunk_tokens + 1, .chunk = chunk_tokens};
+    size_t key = type == DTYPE_I8 ? dim + 2 : dim * 2, chunk = (size_t)kv_heads * chunk_tokens * key;
+    size_t f16 = (size_t)kv_heads * chunk_tokens * dim * 2, chunks = (size_t)rows * k.per_row;
     uint64_t *at = gpu_host(chunks * 8);
     k.bytes = chunks * chunk;
     k.memory = gpu_host(k.bytes);
@@ -31,7 +32,7 @@ static struct keys make_keys(enum dtype type, uint32_t rows, uint32_t kv_heads, 
         k.chunks[i] = type == DTYPE_I8 ? gpu_host(f16) : (void *)(k.memory + at[i]);
     }
     k.device = (struct cuda_key_view){
-        gpu_alloc(k.bytes), k.bytes, gpu_upload(at, chunks * 8), k.per_row, k.per_row, KEY_CHUNK, type};
+        gpu_alloc(k.bytes), k.bytes, gpu_upload(at, chunks * 8), k.per_row, k.per_row, chunk_tokens, type};
     return k;
 }
 
@@ -40,12 +41,12 @@ static struct keys make_keys(enum dtype type, uint32_t rows, uint32_t kv_heads, 
 static void expect_int8(const struct keys *k, const float *x, uint32_t row, uint32_t position, uint32_t head,
                         uint32_t kv_heads, uint32_t dim)
 {
-    size_t chunk = (size_t)row * k->per_row + position / KEY_CHUNK, chunks = k->bytes / kv_heads / KEY_CHUNK;
-    size_t unit = (size_t)head * KEY_CHUNK + position % KEY_CHUNK;
+    size_t chunk = (size_t)row * k->per_row + position / k->chunk, chunks = k->bytes / kv_heads / k->chunk;
+    size_t unit = (size_t)head * k->chunk + position % k->chunk;
     chunks /= dim + 2;
-    uint8_t *at = k->memory + (chunks - 1 - chunk) * kv_heads * KEY_CHUNK * (dim + 2);
+    uint8_t *at = k->memory + (chunks - 1 - chunk) * kv_heads * k->chunk * (dim + 2);
     int8_t *q = (int8_t *)at + unit * dim;
-    uint16_t *scale = (uint16_t *)(at + (size_t)kv_heads * KEY_CHUNK * dim) + unit;
+    uint16_t *scale = (uint16_t *)(at + (size_t)kv_heads * k->chunk * dim) + unit;
     *scale = compute_key_quantize(q, x, (int)dim);
     for (uint32_t d = 0; d < dim; d++)
         k->chunks[chunk][unit * dim + d] = compute_key_element(q[d], *scale);
@@ -70,7 +71,7 @@ static void append(const struct keys *k, const float *x, uint32_t rows, uint32_t
                                  .head_dim = dim};
     EXPECT(cuda_keys_append(&a, NULL) == 0);
     for (uint32_t r = 0; r < rows && k->device.type == DTYPE_F16; r++) {
-        struct key_view view = {(const uint16_t *const *)k->chunks + r * k->per_row, KEY_CHUNK, 0};
+        struct key_view view = {(const uint16_t *const *)k->chunks + r * k->per_row, k->chunk, 0};
         compute_keys_append(gpu_compute, &view, x + (size_t)r * count * kv_heads * dim, (int)count,
                             (int)kv_heads, (int)dim);
     }
@@ -82,11 +83,13 @@ static void append(const struct keys *k, const float *x, uint32_t rows, uint32_t
 }
 
 /* `size` of keys, 1 / size of queries. */
-static void check_retrieval(enum dtype type, uint32_t dim, uint32_t group, int mean, float size)
+static void check_retrieval(enum dtype type, uint32_t dim, uint32_t group, int mean, float size,
+                            uint32_t chunk)
 {
-    enum { ROWS = 9, KV_HEADS = 2 };
-    uint32_t most = gpu_small ? 600 : 3000, counts[ROWS] = {0, 1, 15, 16, 17, 511, 512, 513, most};
-    struct keys k = make_keys(type, ROWS, KV_HEADS, dim, most);
+    enum { ROWS = 12, KV_HEADS = 2 };
+    uint32_t most = gpu_small ? 600 : 3000,
+             counts[ROWS] = {0, 1, 15, 16, 17, 511, 512, 513, most, chunk - 1, chunk, chunk + 1};
+    struct keys k = make_keys(type, ROWS, KV_HEADS, dim, most, chunk);
     float *x = gpu_normals((size_t)ROWS * most * KV_HEADS * dim, size);
     uint32_t q_heads = KV_HEADS * group;
     if (type == DTYPE_BF16) /* the CPU keeps f16 keys: give both what either type can hold */
@@ -95,7 +98,7 @@ static void check_retrieval(enum dtype type, uint32_t dim, uint32_t group, int m
     append(&k, x, ROWS, most, KV_HEADS, dim);
     if (type == DTYPE_BF16)
         for (uint32_t r = 0; r < ROWS; r++) {
-            struct key_view view = {(const uint16_t *const *)k.chunks + r * k.per_row, KEY_CHUNK, 0};
+            struct key_view view = {(const uint16_t *const *)k.chunks + r * k.per_row, chunk, 0};
             compute_keys_append(gpu_compute, &view, x + (size_t)r * most * KV_HEADS * dim, (int)most,
                                 KV_HEADS, (int)dim);
         }
@@ -120,7 +123,7 @@ static void check_retrieval(enum dtype type, uint32_t dim, uint32_t group, int m
     EXPECT(cuda_retrieval(&r, NULL) == 0);
     memset(ref, 0xff, count * 4);
     for (uint32_t t = 0; t < ROWS; t++) {
-        struct key_view view = {(const uint16_t *const *)k.chunks + t * k.per_row, KEY_CHUNK, counts[t]};
+        struct key_view view = {(const uint16_t *const *)k.chunks + t * k.per_row, chunk, counts[t]};
         compute_retrieval_weights(gpu_compute, ref + t * KV_HEADS * stride, stride,
                                   q + (size_t)t * q_heads * dim, &view, (int)q_heads, KV_HEADS, (int)dim,
                                   r.scale, mean ? POOL_MEAN : POOL_MAX);
@@ -130,14 +133,20 @@ static void check_retrieval(enum dtype type, uint32_t dim, uint32_t group, int m
 
 static void test_retrieval(void)
 {
-    check_retrieval(DTYPE_F16, 128, 4, 0, 1);
-    check_retrieval(DTYPE_F16, 64, 1, 1, 1);
-    check_retrieval(DTYPE_BF16, 128, 8, 1, 1);
-    check_retrieval(DTYPE_BF16, 64, 3, 0, 1);
-    check_retrieval(DTYPE_I8, 128, 4, 1, 1);
-    check_retrieval(DTYPE_I8, 128, 8, 0, 0x1p-12f); /* subnormal scales */
-    check_retrieval(DTYPE_I8, 64, 1, 0, 1);
-    check_retrieval(DTYPE_I8, 64, 3, 1, 0x1p-12f);
+    check_retrieval(DTYPE_F16, 128, 4, 0, 1, KEY_CHUNK);
+    check_retrieval(DTYPE_F16, 64, 1, 1, 1, KEY_CHUNK);
+    check_retrieval(DTYPE_BF16, 128, 8, 1, 1, KEY_CHUNK);
+    check_retrieval(DTYPE_BF16, 64, 3, 0, 1, KEY_CHUNK);
+    check_retrieval(DTYPE_I8, 128, 4, 1, 1, KEY_CHUNK);
+    check_retrieval(DTYPE_I8, 128, 8, 0, 0x1p-12f, KEY_CHUNK); /* subnormal scales */
+    check_retrieval(DTYPE_I8, 64, 1, 0, 1, KEY_CHUNK);
+    check_retrieval(DTYPE_I8, 64, 3, 1, 0x1p-12f, KEY_CHUNK);
+    /* A sequence's room on a card is one chunk, of as many positions as its context. */
+    uint32_t grains = (gpu_small ? 13 : 63) * CUDA_KEYS_GRAIN, any = gpu_small ? 200 : 1000;
+    check_retrieval(DTYPE_I8, 128, 4, 0, 1, grains);
+    check_retrieval(DTYPE_I8, 64, 8, 1, 1, grains);
+    check_retrieval(DTYPE_F16, 128, 3, 1, 1, any);
+    check_retrieval(DTYPE_F16, 64, 4, 0, 1, any);
 }
 
 /* Numbers at the edges of the grid, bit for bit. */
@@ -148,7 +157,7 @@ static void test_keys_int8(void)
                                   3e38f,   INFINITY, NAN,      -1,       -65504.0f,   -INFINITY, 127};
     enum { KV_HEADS = 3, COUNT = 2 * COUNT_OF(sizes) };
     for (uint32_t dim = 64; dim <= 128; dim *= 2) {
-        struct keys k = make_keys(DTYPE_I8, 1, KV_HEADS, dim, COUNT);
+        struct keys k = make_keys(DTYPE_I8, 1, KV_HEADS, dim, COUNT, KEY_CHUNK);
         float *x = gpu_normals((size_t)COUNT * KV_HEADS * dim, 1);
         for (size_t i = 0; i < COUNT * KV_HEADS; i++) {
             float size = sizes[i % COUNT_OF(sizes)], *key = x + i * dim;
@@ -165,7 +174,7 @@ static void test_keys_int8(void)
 static void test_keys_int8_not_finite(void)
 {
     enum { COUNT = 600, DIM = 128, Q_HEADS = 4 };
-    struct keys k = make_keys(DTYPE_I8, 2, 1, DIM, COUNT);
+    struct keys k = make_keys(DTYPE_I8, 2, 1, DIM, COUNT, KEY_CHUNK);
     float *x = gpu_normals((size_t)2 * COUNT * DIM, 1), *q = gpu_normals(2 * Q_HEADS * DIM, 1);
     uint32_t counts[2] = {COUNT, COUNT - 7};
     x[70 * DIM + 9] = NAN;

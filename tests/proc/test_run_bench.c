@@ -253,6 +253,36 @@ static void test_gpu(void **state)
     runcase_no_remains();
 }
 
+/* A step of a decoder on the CPU reads the retriever's keys too: of 16 bits on the CPU, of the kind that is
+ * asked for on a GPU. */
+static void test_key_types(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    static const struct {
+        const char *device, *keys, *kind;
+        int bytes; /* of one key of 64 elements */
+    } cases[] = {{"cpu", "auto", "f16", 128},
+                 {"cpu", "int8", "int8", 128},
+                 {"cuda:1", "f16", "f16", 128},
+                 {"cuda:1", "auto", "int8", 66}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        json_t *report = BENCH(0, "", "--json", "-p", "0", "-n", "8", "-r", "1", "-d", "128", "--budget",
+                               "128", "--retriever-device", cases[i].device, "--key-type", cases[i].keys);
+        assert_non_null(report);
+        assert_string_equal(json_string_value(runcase_field(report, "key_type")), cases[i].kind);
+        const json_t *row = json_array_get(runcase_field(report, "rows"), 0);
+        /* 8 groups of 3 heads at the middle of the row; 30 layers, 3 heads, K and V */
+        double keys = (128 + 8 / 2) * 8 * 3 * cases[i].bytes;
+        double kv = runcase_number(row, "attended_mean") * 30 * 3 * 256;
+        double rest = runcase_number(row, "step_bytes") - runcase_number(report, "weight_bytes") - kv - keys;
+        if (!(rest > -2 && rest < 2))
+            fail_msg("%s on %s: found %g bytes more than expected", cases[i].keys, cases[i].device, rest);
+        json_decref(report);
+    }
+    runcase_no_remains();
+}
+
 /* The row of `depth` in the second table has so many bars. */
 static void expect_bars(const char *text, const char *row, unsigned bars)
 {
@@ -308,9 +338,9 @@ static int set_up(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sparse),  cmocka_unit_test(test_features),
-                                       cmocka_unit_test(test_full),    cmocka_unit_test(test_distinct),
-                                       cmocka_unit_test(test_gpu),     cmocka_unit_test(test_table),
-                                       cmocka_unit_test(test_refusals)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sparse),   cmocka_unit_test(test_features),
+                                       cmocka_unit_test(test_full),     cmocka_unit_test(test_distinct),
+                                       cmocka_unit_test(test_gpu),      cmocka_unit_test(test_table),
+                                       cmocka_unit_test(test_refusals), cmocka_unit_test(test_key_types)};
     return cmocka_run_group_tests(tests, set_up, runcase_tear_down);
 }

@@ -135,6 +135,36 @@ static void test_json(void **state)
     assert_string_equal(begin, "<svg");
 }
 
+/* `--key-type` is what heads have unless a variant says otherwise; rounded keys give other figures, and the
+ * same ones however they are asked for. */
+static void test_key_types(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    static const char *const kinds[] = {"f16", "int8", "auto"};
+    enum { ROWS = 3 }; /* as all, f16, int8 */
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        struct proc proc;
+        RUN(&proc, 0, "-m", RUNCASE_MODEL, "-H", "bootstrap", "-f", runcase_document(3000), "--budget", "96",
+            "--context", "512", "--from", "256", "--positions", "4", "--steps", "8", "--key-type", kinds[i],
+            "--variant", "key-type=f16", "key-type=int8", "--json");
+        json_t *json = json_of(&proc);
+        const json_t *rows = json_object_get(json, "results"), *mass[ROWS];
+        double kl[ROWS];
+        assert_int_equal(json_array_size(rows), ROWS);
+        for (int r = 0; r < ROWS; r++) {
+            mass[r] = json_object_get(json_array_get(rows, (size_t)r), "mass");
+            number(mass[r], "mean", 0.1, 1);
+            kl[r] = number(json_array_get(rows, (size_t)r), "kl", 1e-6, 3);
+        }
+        int same = i == 1 ? 2 : 1;
+        assert_true(!json_equal(mass[1], mass[2]) && kl[1] != kl[2]);
+        assert_true(json_equal(mass[0], mass[same]) && kl[0] == kl[same]);
+        json_decref(json);
+        proc_free(&proc);
+    }
+}
+
 /* One line that names what is wrong, and nothing else. */
 static void check_refusal(struct proc *proc, const char *text, int lines)
 {
@@ -261,9 +291,8 @@ static void test_interrupt_late(void **state)
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_json),
-        cmocka_unit_test(test_interrupt),
+        cmocka_unit_test(test_refusals),       cmocka_unit_test(test_json),
+        cmocka_unit_test(test_key_types),      cmocka_unit_test(test_interrupt),
         cmocka_unit_test(test_interrupt_late),
     };
     return cmocka_run_group_tests(tests, runcase_set_up, runcase_tear_down);

@@ -131,20 +131,24 @@ static void test_memory_is_bounded(void **state)
     card_is_free();
 }
 
-static json_t *planned(const char *retriever)
+static json_t *planned(const char *retriever, const char *keys)
 {
     const char *argv[] = {proc_program("specontext"),
                           "plan",
                           "-m",
                           RUNCASE_MODEL,
                           "--gpu-memory",
-                          "1G",
+                          "800M",
                           "--context",
-                          "2048",
+                          "8192",
+                          "--budget",
+                          "128",
                           "--device",
                           "cuda:0",
                           "--retriever-device",
                           retriever,
+                          "--key-type",
+                          keys,
                           "--json",
                           NULL};
     struct proc proc;
@@ -163,7 +167,7 @@ static void test_plan_asks_the_card(void **state)
     runcase_need_model();
     static const char *const devices[] = {"cuda:0", "cuda:1", "cpu"};
     for (int i = 0; i < 3; i++) {
-        json_t *json = planned(devices[i]);
+        json_t *json = planned(devices[i], "auto");
         const json_t *gpu = runcase_field(json, "gpu");
         double retriever = runcase_number(gpu, "retriever_process_bytes");
         double context = runcase_number(gpu, "contexts_bytes") / (i == 0 ? 3 : 2);
@@ -174,6 +178,94 @@ static void test_plan_asks_the_card(void **state)
         assert_true(context > 0 && context < (double)MEMORY_GPU_CONTEXT / 2); /* the double's is small */
         json_decref(json);
     }
+    card_is_free();
+}
+
+/* The status of all parts of a run that decodes, as it is planned above; the run is ended. */
+static json_t *status_of(const char *device, const char *keys)
+{
+    struct runcase c;
+    struct proc status = {0};
+    char dir[PATH_MAX];
+    int64_t deadline_ns = clock_now_ns() + RUNCASE_START_S * CLOCK_S;
+    snprintf(dir, sizeof dir, "%s", runcase_path("run/keys"));
+    const char *argv[] = {proc_program("specontext"), "status", "--runtime", dir, "--json", NULL};
+#define COMMON                                                                                             \
+    "-p", "Once upon a time", "-n", "2000", "--ignore-eos", "-c", "8192", "--budget", "128", "--key-type", \
+        keys, "--runtime", dir, "--device", device
+    if (gpu_named(device))
+        RUNCASE_START(&c, COMMON, "--gpu-memory", "800M");
+    else
+        RUNCASE_START(&c, COMMON);
+#undef COMMON
+    runcase_wait_text(&c);
+    do { /* on a busy machine a part may not answer within the two seconds that it waits */
+        proc_free(&status);
+        proc_start(&status, argv, NULL);
+        assert_true(proc_wait(&status, deadline_ns));
+    } while (!proc_exited(&status, 0) && clock_now_ns() < deadline_ns);
+    json_t *json = json_loads(status.out.text ? status.out.text : "", 0, NULL);
+    assert_non_null(json);
+    proc_free(&status);
+    kill(c.proc.pid, SIGINT);
+    runcase_end(&c, 130, deadline_ns);
+    runcase_free(&c);
+    return json;
+}
+
+static uint64_t bytes_of(const json_t *part, const char *section, const char *name)
+{
+    return (uint64_t)runcase_number(runcase_field(part, section), name);
+}
+
+/* Each kind of keys, on the CPU and on the card: the retriever has what was asked for, it takes what is
+ * planned for it, and the store has just the bytes more that its keys are fewer. */
+static void test_key_types(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    enum { LISTS = 8 * 3, DIM = 64, CHUNK = 256, KINDS = 3 };
+    static const char *const kinds[KINDS] = {"f16", "int8", "auto"}, *const devices[] = {"cpu", "cuda:0"};
+    setenv("SPECONTEXT_FAKEGPU_BYTES", "838860800", 1);
+    for (int d = 0; d < 2; d++) {
+        uint64_t keys[KINDS] = {0}, store[KINDS] = {0}, slab = 0;
+        for (int i = 0; i < KINDS; i++) {
+            json_t *all = status_of(devices[d], kinds[i]);
+            const json_t *retriever = runcase_field(all, "retriever"), *kv = runcase_field(all, "kvstore");
+            const char *expected = i < 2 ? kinds[i]
+                                   : d   ? "int8"
+                                         : "f16",
+                       *found = json_string_value(runcase_field(retriever, "key_type"));
+            uint64_t tokens = (uint64_t)runcase_number(retriever, "tokens"),
+                     key_bytes = (uint64_t)runcase_number(retriever, "key_bytes");
+            assert_string_equal(found, expected);
+            assert_true(tokens > 0);
+            if (!d) { /* the CPU keeps 16 bits of either, in chunks */
+                assert_int_equal(key_bytes, (tokens + CHUNK - 1) / CHUNK * CHUNK * LISTS * DIM * 2);
+                json_decref(all);
+                continue;
+            }
+            assert_int_equal(key_bytes, tokens * LISTS * (strcmp(found, "int8") ? DIM * 2 : DIM + 2));
+            keys[i] = bytes_of(retriever, "gpu", "keys_bytes");
+            slab = bytes_of(kv, "device", "slab_bytes");
+            store[i] = bytes_of(kv, "device", "slabs") * slab;
+            assert_true(bytes_of(retriever, "gpu", "total_bytes") + bytes_of(kv, "gpu", "total_bytes") +
+                            bytes_of(runcase_field(all, "decoder"), "gpu", "total_bytes") <=
+                        800 << 20);
+            json_t *plan = planned(devices[d], kinds[i]);
+            assert_int_equal(bytes_of(plan, "gpu", "retriever_keys_bytes"), keys[i]);
+            json_decref(plan);
+            json_decref(all);
+        }
+        if (!d)
+            continue;
+        assert_int_equal(keys[2], keys[1]);
+        assert_int_equal(store[2], store[1]);
+        uint64_t less = keys[0] - keys[1], more = store[1] - store[0];
+        assert_true(keys[0] > keys[1] && store[1] > store[0] && less > 4 * slab);
+        assert_true(more < less + slab && less < more + slab);
+    }
+    unsetenv("SPECONTEXT_FAKEGPU_BYTES");
     card_is_free();
 }
 
@@ -363,6 +455,7 @@ int main(void)
         cmocka_unit_test(test_plan_asks_the_card), cmocka_unit_test(test_killed_while_asking),
         cmocka_unit_test(test_kill_kvstore),       cmocka_unit_test(test_kill_retriever),
         cmocka_unit_test(test_kill_decoder),       cmocka_unit_test(test_timeline),
+        cmocka_unit_test(test_key_types),
     };
     return cmocka_run_group_tests(tests, set_up, runcase_tear_down);
 }

@@ -48,34 +48,70 @@ static void test_sets_are_exact(void **state)
     positions_free(&other);
 }
 
-/* What eval picks is what the retriever sends. */
-static void test_sets_are_the_retrievers(void **state)
+static const uint32_t set_ends[] = {30, 70, 200, 230, 260, 290, 320, 350, 380, 399};
+
+/* What eval picks is what the retriever sends, with keys of either kind: rounding changes weights, and sets
+ * of theirs. `weights` [groups][heads][CONTEXT]: the chooser's of the last position. */
+static uint32_t *check_sets(struct world *w, enum compute_keys keys, uint32_t *ret_count, float *weights)
 {
-    (void)state;
-    struct world *w = world_make(2, NULL);
+    enum { ENDS = sizeof set_ends / sizeof *set_ends };
+    const struct choice choice = {.budget = 60, .sinks = 4, .window = 16};
+    struct chooser_options options = {.model = w->rig->model,
+                                      .head = w->rig->head,
+                                      .pool = HEAD_POOL_MEAN,
+                                      .keys = keys,
+                                      .context = CONTEXT};
     struct selector *selector =
-        rig_selector(w->rig, (struct rig_selector){.pool = HEAD_POOL_MEAN, .context = CONTEXT});
+        rig_selector(w->rig, (struct rig_selector){.pool = HEAD_POOL_MEAN, .context = CONTEXT, .keys = keys});
     struct selector_result result = {0};
     struct positions picks = {0};
-    const struct choice choice = {.budget = 60, .sinks = 4, .window = 16};
+    struct err err = {0};
+    uint32_t *all = mem_alloc((size_t)ENDS * 2 * RIG_KV_HEADS * choice.budget, sizeof *all), count = 0;
+    chooser_free(&w->chooser);
+    if (chooser_create(&options, &w->chooser, &err) < 0)
+        fail_msg("%s", err.text);
     rig_open(selector, 1, CONTEXT, choice.budget, choice.sinks, choice.window);
-    static const uint32_t ends[] = {30, 70, 200, 399};
-    for (uint32_t i = 0, at = 0; i < 4; at = ends[i++]) {
-        rig_step(selector, 1, i + 1, w->tokens, at, ends[i], true, &result);
+    for (uint32_t i = 0, at = 0; i < ENDS; at = set_ends[i++]) {
+        rig_step(selector, 1, i + 1, w->tokens, at, set_ends[i], true, &result);
         selector_forget_sent(selector); /* whole sets */
-        chooser_feed(w->chooser, w->tokens + at, ends[i] - at, NULL, true);
-        struct span span = sets_span(&choice, ends[i] - 1);
+        chooser_feed(w->chooser, w->tokens + at, set_ends[i] - at, NULL, true);
+        struct span span = sets_span(&choice, set_ends[i] - 1);
         const uint32_t *sent = result.positions;
         for (uint32_t l = 0; l < 2 * RIG_KV_HEADS; l++) {
             pick(w, l / RIG_KV_HEADS, l % RIG_KV_HEADS, &choice, &span, &picks);
             assert_int_equal(picks.count, result.counts[2 * l]);
             assert_memory_equal(picks.at, sent, picks.count * sizeof *sent);
+            memcpy(all + count, picks.at, picks.count * sizeof *all);
+            count += picks.count;
             sent += picks.count;
+            memcpy(weights + (size_t)l * CONTEXT,
+                   chooser_weights(w->chooser, l / RIG_KV_HEADS, l % RIG_KV_HEADS),
+                   set_ends[i] * sizeof *weights);
         }
     }
     positions_free(&picks);
     selector_result_free(&result);
     selector_free(&selector);
+    *ret_count = count;
+    return all;
+}
+
+static void test_sets_are_the_retrievers(void **state)
+{
+    (void)state;
+    enum { KINDS = COMPUTE_KEYS_INT8 + 1, WEIGHTS = 2 * RIG_KV_HEADS * CONTEXT };
+    struct world *w = world_make(2, NULL);
+    uint32_t *sets[KINDS], counts[KINDS];
+    static float weights[KINDS][WEIGHTS];
+    for (int keys = COMPUTE_KEYS_AUTO; keys < KINDS; keys++)
+        sets[keys] = check_sets(w, (enum compute_keys)keys, &counts[keys], weights[keys]);
+    assert_memory_equal(weights[COMPUTE_KEYS_AUTO], weights[COMPUTE_KEYS_F16], sizeof weights[0]);
+    assert_memory_not_equal(weights[COMPUTE_KEYS_INT8], weights[COMPUTE_KEYS_F16], sizeof weights[0]);
+    size_t bytes = counts[COMPUTE_KEYS_F16] * sizeof *sets[0];
+    assert_int_equal(counts[COMPUTE_KEYS_INT8], counts[COMPUTE_KEYS_F16]);
+    assert_memory_not_equal(sets[COMPUTE_KEYS_INT8], sets[COMPUTE_KEYS_F16], bytes);
+    for (int keys = COMPUTE_KEYS_AUTO; keys < KINDS; keys++)
+        mem_free(&sets[keys]);
     world_free(&w);
 }
 

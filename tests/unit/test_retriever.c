@@ -211,6 +211,24 @@ static void a_stretched_head_rotates_by_yarn(void **state)
     rig_free(&r);
 }
 
+/* Rounded keys give other sets, so another identity; what `auto` means has that of its kind. */
+static void the_kind_of_keys_is_in_the_fingerprint(void **state)
+{
+    (void)state;
+    struct rig *r = rig_make(&plain);
+    struct hash128 of[3];
+    for (int keys = COMPUTE_KEYS_AUTO; keys <= COMPUTE_KEYS_INT8; keys++) {
+        struct selector *s =
+            rig_selector(r, (struct rig_selector){.context = 128, .keys = (enum compute_keys)keys});
+        assert_true(selector_keys_int8(s) == (keys == COMPUTE_KEYS_INT8));
+        of[keys] = selector_fingerprint(s);
+        selector_free(&s);
+    }
+    assert_true(hash_equal(of[COMPUTE_KEYS_AUTO], of[COMPUTE_KEYS_F16]));
+    assert_false(hash_equal(of[COMPUTE_KEYS_INT8], of[COMPUTE_KEYS_F16]));
+    rig_free(&r);
+}
+
 static void a_large_budget_selects_all(void **state)
 {
     (void)state;
@@ -627,6 +645,7 @@ int main(void)
         cmocka_unit_test(sets_are_those_of_the_reference),
         cmocka_unit_test(a_head_with_context_reads_the_tokens_before),
         cmocka_unit_test(a_stretched_head_rotates_by_yarn),
+        cmocka_unit_test(the_kind_of_keys_is_in_the_fingerprint),
         cmocka_unit_test(a_large_budget_selects_all),
         cmocka_unit_test(differences_add_up_to_the_set),
         cmocka_unit_test(the_last_set_is_repeated_whole),
