@@ -521,14 +521,14 @@ static void launch_move(struct gather_gpu *g, const struct move_part *part, cons
 {
     const struct gather_job *key = part->jobs;
     uint32_t layers = key->end_layer - key->layer;
-    struct cuda_copies c = {.from = pages_view(g, g->places + part->places / sizeof *g->places, layers,
-                                               part->pages),
-                            .to = slots_view(g),
-                            .copies = (const struct cuda_copy *)(copies + part->at),
-                            .count = part->copies,
-                            .layers = layers,
-                            .row_count = 1,
-                            .heads = g->gather->blocks->layout.row_heads};
+    struct cuda_copies c = {
+        .from = pages_view(g, g->places + part->places / sizeof *g->places, layers, part->pages),
+        .to = slots_view(g),
+        .copies = (const struct cuda_copy *)(copies + part->at),
+        .count = part->copies,
+        .layers = layers,
+        .row_count = 1,
+        .heads = g->gather->blocks->layout.row_heads};
     /* One sequence: row 0 and layer 0 of either table are its own. */
     c.to.at += ((uint64_t)key->sequence->index * g->layers + key->layer) * g->slabs_max;
     if (part->copies > 0)

@@ -2,7 +2,7 @@
  *
  *   IDLE -> SETS (sparse) or STAGED (dense) -> WRITTEN -> CONSUMED -> IDLE
  *
- * Records are copied out of shared memory before they are checked, and everything in them is checked
+ * Between its record and WRITTEN: step_dense.c, step_sparse.c. Records are copied out of shared memory before they are checked, and everything in them is checked
  * before it is used. A part that cannot be served gets a status; a record that makes no sense breaks the
  * connection. */
 #include "kvstore/step.h"
@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/trace.h"
 #include "kvstore/residency.h"
+#include "kvstore/step_private.h"
 #include "link/flag.h"
 
 static bool record_sane(const struct planner *p, const struct step_record *r)
@@ -41,7 +42,7 @@ static struct sequence *entry_sequence(struct planner *p, const struct step_reco
     return s;
 }
 
-static void part_refuse(struct planner *p, struct step_part *part, int status)
+void step_refuse(struct planner *p, struct step_part *part, int status)
 {
     if (part->sequence) {
         part->sequence->failed = true;
@@ -70,12 +71,12 @@ static void parts_begin(struct planner *p, int status)
                                    .token_at = e->token_at,
                                    .sequence = entry_sequence(p, r, i)};
         if (!part->sequence) {
-            part_refuse(p, part, -EINVAL);
+            step_refuse(p, part, -EINVAL);
             continue;
         }
         part->sequence->in_step = true;
         if (part->sequence->failed || status < 0) {
-            part_refuse(p, part, status < 0 ? status : -ENOSPC);
+            step_refuse(p, part, status < 0 ? status : -ENOSPC);
             continue;
         }
         uint32_t offloaded = p->layout.layers - residency_layers(p);
@@ -83,7 +84,7 @@ static void parts_begin(struct planner *p, int status)
             part->sequence->counters.layers_offloaded_max = offloaded;
         int done = sequence_record(part->sequence, &p->prefix, e->position, r->token + e->token_at, e->count);
         if (done < 0)
-            part_refuse(p, part, done);
+            step_refuse(p, part, done);
     }
 }
 
@@ -104,376 +105,11 @@ static void step_end(struct planner *p)
     step->step++;
 }
 
-static void raise_runs(struct planner *p, uint32_t end)
+void step_raise_runs(struct planner *p, uint32_t end)
 {
     for (; p->step.runs_raised < end; p->step.runs_raised++)
         planner_raise_rows(p, p->step.runs_raised);
 }
-
-/* ---- dense ---- */
-
-static void dense_tables(struct planner *p)
-{
-    struct step *step = &p->step;
-    uint32_t resident[2] = {0, residency_layers(p)}, staged = 0;
-    for (uint32_t i = 0; i < step->parts; i++) {
-        struct step_part *part = &step->part[i];
-        struct sequence *s = part->sequence;
-        if (!s)
-            continue;
-        uint32_t positions = part->position + part->count, pages = sequence_pages(positions);
-        int r = residency_ensure_pages(p, s, positions, part->position);
-        if (resident[1] < p->layout.layers && pages > p->residency.staging_pages - staged)
-            r = -ENOSPC;
-        if (r < 0) {
-            part_refuse(p, part, r);
-            continue;
-        }
-        step->staged_at[i] = staged;
-        tables_pages(&p->tables, step->step, s, pages, resident);
-        for (uint32_t l = resident[1]; l < p->layout.layers; l++)
-            tables_staging(&p->tables, step->step, s, l,
-                           residency_staging(p, layout_run_of(&p->layout, l), l, staged), pages);
-        staged += resident[1] < p->layout.layers ? pages : 0;
-        for (uint32_t phase = 0; phase < 2; phase++)
-            tables_entry(&p->tables, step->step, phase, part->index, 0, 0);
-    }
-    gather_run(&p->gather);
-}
-
-/* Rows of one part between the arena and the staging pages of an offloaded run. */
-static uint64_t staged_rows(struct planner *p, uint32_t i, uint32_t run, bool back)
-{
-    struct step_part *part = &p->step.part[i];
-    uint32_t layer = layout_run_first(&p->layout, run), end = layout_run_first(&p->layout, run + 1);
-    struct gather_job job = {.kind = back ? GATHER_BACK_PAGES : GATHER_PAGES,
-                             .layer = layer,
-                             .end_layer = end,
-                             .first = back ? part->position : 0,
-                             .end = back ? part->position + part->count : part->position,
-                             .sequence = part->sequence,
-                             .pages = residency_staging(p, run, layer, p->step.staged_at[i]),
-                             .stride = p->residency.staging_pages};
-    gather_pages(&p->gather, &job);
-    return (uint64_t)(job.end - job.first) * p->layout.row_heads * (end - layer) * p->layout.piece_bytes;
-}
-
-static void stage_run(struct planner *p, uint32_t run, bool back)
-{
-    for (uint32_t i = 0; i < p->step.parts; i++) {
-        struct sequence *s = p->step.part[i].sequence;
-        if (!s)
-            continue;
-        uint64_t bytes = staged_rows(p, i, run, back);
-        uint64_t rows = run == p->residency.resident && !back ? p->step.part[i].position : 0;
-        s->counters.rows_filled += rows * p->layout.row_heads;
-        *(back ? &s->counters.bytes_written : &s->counters.bytes_filled) += bytes;
-    }
-    int64_t from = clock_now_ns();
-    gather_run(&p->gather);
-    p->totals.gather_ns += clock_now_ns() - from;
-}
-
-static bool run_consumed(struct planner *p, uint32_t run)
-{
-    return flag_reached(planner_flag(p, FLAG_RUN_CONSUMED + run), p->step.step);
-}
-
-/* Two buffers take turns: that of a run is filled again, for the run after next, once its rows are read
- * and its new ones are back in the arena. */
-static bool staged_advance(struct planner *p)
-{
-    struct step *step = &p->step;
-    bool moved = false;
-    for (;;) {
-        uint32_t next = step->runs_raised;
-        if (next < p->residency.runs && (next < step->runs_written + 2 || next < p->residency.resident)) {
-            if (next >= p->residency.resident)
-                stage_run(p, next, false);
-            raise_runs(p, next + 1);
-        } else if (step->runs_written < p->residency.runs && run_consumed(p, step->runs_written)) {
-            stage_run(p, step->runs_written++, true);
-        } else {
-            break;
-        }
-        moved = true;
-    }
-    if (step->runs_written < p->residency.runs)
-        return moved;
-    step->state = STEP_WRITTEN;
-    return true;
-}
-
-/* ---- sparse ---- */
-
-static bool set_is(const struct elastic *e, uint32_t position)
-{
-    return e->has && e->position == position;
-}
-
-/* Whether the set made from `position` is the one in use, or the next one is and may become so. */
-static bool set_at_hand(const struct sequence *s, uint32_t position)
-{
-    const struct elastic *e = &s->elastic;
-    return set_is(e, position) || (e->next != ELASTIC_NONE && e->next_position == position);
-}
-
-/* Position that the set of a phase is made from. */
-static uint32_t set_position(const struct step *step, uint32_t phase, uint32_t position)
-{
-    bool previous =
-        step->selection == SELECTION_PREVIOUS || (step->selection == SELECTION_MIXED && phase == 0);
-    return previous ? position - 1 : position;
-}
-
-struct phase_work {
-    struct planner *planner;
-    uint32_t phase;
-};
-
-/* What prepare_part left behind the tables: they name the slot that is given here, and no row is missing. */
-static void pin_part(void *arg, int index, int thread)
-{
-    (void)thread;
-    const struct step_part *part = &((struct planner *)arg)->step.part[index];
-    if (part->pins_owed)
-        sequence_pin(part->sequence, part->position);
-}
-
-/* Sets, pins and lists of one part for one phase. */
-static void prepare_part(void *arg, int index, int thread)
-{
-    (void)thread;
-    const struct phase_work *work = arg;
-    struct planner *p = work->planner;
-    struct step_part *part = &p->step.part[index];
-    struct sequence *s = part->sequence;
-    if (!s)
-        return;
-    struct elastic *e = &s->elastic;
-    bool late_mixed = p->step.selection == SELECTION_MIXED && work->phase == 1;
-    if (!set_is(e, set_position(&p->step, work->phase, part->position))) {
-        /* Under `mixed` the early layers still read the slots of the set before: what takes their place is
-         * gathered into the late layers now, and into the early ones when the step is consumed. */
-        if (late_mixed && e->next == ELASTIC_RECEIVED)
-            elastic_stage(e);
-        s->debts = late_mixed ? e->loads.count : 0;
-        elastic_commit(e, &s->counters);
-    } else {
-        s->debts = e->loads.count;
-    }
-    part->pins_owed = p->step.selection == SELECTION_PREVIOUS && !elastic_has_no_slots(e) &&
-                      tables_are_drafted(s, p->step.step, 1, part->position);
-    if (!late_mixed && !part->pins_owed)
-        sequence_pin(s, part->position);
-    tables_lists(&p->tables, p->step.step, work->phase, s, part->position);
-    tables_entry(&p->tables, p->step.step, work->phase, part->index, 0,
-                 s->loaded + e->loads.count + e->fills.count);
-    if (e->is_short && residency_layers(p) > 0) {
-        tables_attend_all(&p->tables, p->step.step, work->phase, part->index);
-        s->counters.fallbacks += work->phase;
-    }
-}
-
-static void rows_ready(void *arg, uint32_t run)
-{
-    raise_runs(arg, run + 1);
-}
-
-/* Gathers what the parts lack, run by run, and raises ROWS_READY of each run in [.., end). */
-static void gather_runs(struct planner *p, uint32_t end)
-{
-    struct step *step = &p->step;
-    int64_t from = clock_now_ns();
-    uint32_t low = layout_run_first(&p->layout, step->runs_raised), last = layout_run_first(&p->layout, end);
-    low = low > residency_layers(p) ? low : residency_layers(p);
-    if (step->phase_out[1] && step->selection == SELECTION_MIXED && low < step->early_layers)
-        low = step->early_layers;
-    for (uint32_t i = 0; i < step->parts && low < last; i++)
-        if (step->part[i].sequence)
-            planner_gather_layers(p, step->part[i].sequence, low, last);
-    gather_run_each(&p->gather, step->runs_raised, end, (struct gather_ready){rows_ready, p});
-    p->totals.gather_ns += clock_now_ns() - from;
-}
-
-/* After the runs of the early phase: the same rows for the layers above. */
-static void gather_early_rest(struct planner *p)
-{
-    struct step *step = &p->step;
-    uint32_t low = layout_run_first(&p->layout, step->runs_raised), resident = residency_layers(p);
-    for (uint32_t i = 0; i < step->parts; i++)
-        if (step->part[i].sequence)
-            planner_gather_layers(p, step->part[i].sequence, low > resident ? low : resident,
-                                  p->layout.layers);
-    gather_run(&p->gather);
-    for (uint32_t i = 0; i < step->parts; i++)
-        if (step->part[i].sequence)
-            planner_gather_done(p, step->part[i].sequence);
-}
-
-/* After the late runs under `mixed`: rows whose slots no early layer reads go into the early layers now. */
-static void gather_late_rest(struct planner *p)
-{
-    struct step *step = &p->step;
-    uint32_t resident = residency_layers(p);
-    bool mixed = step->selection == SELECTION_MIXED && resident < step->early_layers;
-    for (uint32_t i = 0; i < step->parts; i++) {
-        struct sequence *s = step->part[i].sequence;
-        if (!s)
-            continue;
-        uint32_t all = s->elastic.loads.count;
-        s->debt_layers = mixed && s->debts < all ? step->early_layers : 0;
-        if (s->debt_layers)
-            s->elastic.loads.count = s->debts;
-        if (mixed)
-            planner_gather_layers(p, s, resident, step->early_layers);
-        s->elastic.loads.count = all;
-    }
-    gather_run(&p->gather);
-    for (uint32_t i = 0; i < step->parts; i++)
-        if (step->part[i].sequence && step->part[i].sequence->debt_layers == 0)
-            planner_gather_done(p, step->part[i].sequence);
-}
-
-static void count_sparse(struct planner *p)
-{
-    uint32_t resident = residency_layers(p);
-    for (uint32_t i = 0; i < p->step.parts; i++) {
-        struct sequence *s = p->step.part[i].sequence;
-        if (!s)
-            continue;
-        s->counters.steps++;
-        s->loaded = 0;
-        for (uint32_t g = 0; g < p->layout.groups; g++) {
-            uint32_t first = p->layout.group_first_layer[g], end = p->layout.group_first_layer[g + 1];
-            first = first > resident ? first : resident;
-            if (s->elastic.attached[g] && first < end)
-                s->counters.bytes_if_reloaded +=
-                    elastic_selected_rows(&s->elastic, g) * (end - first) * p->layout.piece_bytes;
-        }
-    }
-}
-
-static bool all_drafted(const struct step *step, uint32_t phase)
-{
-    for (uint32_t i = 0; i < step->parts; i++) {
-        const struct step_part *part = &step->part[i];
-        if (part->sequence && !tables_are_drafted(part->sequence, step->step, phase, part->position))
-            return false;
-    }
-    return true;
-}
-
-/* Runs all of whose layers use the early phase. */
-static uint32_t early_runs(const struct planner *p)
-{
-    uint32_t early = 0;
-    while (early < p->residency.runs && layout_run_first(&p->layout, early + 1) <= p->step.early_layers)
-        early++;
-    return early;
-}
-
-static void phase_publish(struct planner *p, uint32_t phase)
-{
-    struct step *step = &p->step;
-    struct phase_work work = {p, phase};
-    int64_t from = clock_now_ns();
-    if (all_drafted(step, phase)) /* then each takes less time than a thread to wake up */
-        for (uint32_t i = 0; i < step->parts; i++)
-            prepare_part(&work, (int)i, 0);
-    else
-        pool_run(p->pool, (int)step->parts, prepare_part, &work);
-    step->phase_out[phase] = true;
-    flag_raise(planner_flag(p, phase ? FLAG_TABLES_LATE : FLAG_TABLES_EARLY), step->step);
-    step->tables_ns = clock_now_ns();
-    trace(phase ? TRACE_TABLES_LATE : TRACE_TABLES_EARLY, step->step);
-    uint32_t end = phase ? p->residency.runs : early_runs(p);
-    if (step->pages_settled) /* what is queued next is none of theirs */
-        raise_runs(p, end < p->residency.resident ? end : p->residency.resident);
-    step_write_owed(p);
-    p->totals.plan_ns += clock_now_ns() - from;
-    if (phase == 0) {
-        gather_runs(p, end);
-        gather_early_rest(p);
-        return;
-    }
-    gather_runs(p, end);
-    gather_late_rest(p);
-    if (step->selection == SELECTION_PREVIOUS && residency_layers(p) < p->layout.layers)
-        pool_run(p->pool, (int)step->parts, pin_part, p);
-    count_sparse(p);
-    step->planned_ns = clock_now_ns();
-    step->state = STEP_WRITTEN;
-}
-
-static bool sets_at_hand(const struct step *step, uint32_t phase)
-{
-    for (uint32_t i = 0; i < step->parts; i++) {
-        const struct step_part *part = &step->part[i];
-        if (part->sequence && !set_at_hand(part->sequence, set_position(step, phase, part->position)))
-            return false;
-    }
-    return true;
-}
-
-/* Next sets of the step's sequences that may be settled now. */
-static void settle_parts(struct planner *p)
-{
-    struct sequence *all[LIMIT_SEQUENCES];
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < p->step.parts; i++) {
-        struct sequence *s = p->step.part[i].sequence;
-        if (s && s->record && s->budget && !s->closing)
-            all[count++] = s;
-    }
-    planner_settle(p, all, count);
-}
-
-static bool sets_advance(struct planner *p)
-{
-    struct step *step = &p->step;
-    bool moved = false;
-    for (uint32_t phase = step->selection == SELECTION_MIXED ? 0 : 1; phase < 2; phase++) {
-        if (step->phase_out[phase])
-            continue;
-        if (!sets_at_hand(step, phase))
-            return moved;
-        phase_publish(p, phase);
-        if (phase == 0 || step->selection == SELECTION_PREVIOUS)
-            settle_parts(p); /* the late set, or that of the step to come, may have waited for this one */
-        moved = true;
-    }
-    return moved;
-}
-
-static void sparse_tables(struct planner *p)
-{
-    struct step *step = &p->step;
-    uint32_t resident[2] = {0, residency_layers(p)};
-    for (uint32_t i = 0; i < step->parts; i++) {
-        struct step_part *part = &step->part[i];
-        struct sequence *s = part->sequence;
-        if (!s)
-            continue;
-        int r = part->position == 0 && step->selection != SELECTION_CURRENT ? -EINVAL : 0;
-        if (r == 0)
-            r = residency_ensure_pages(p, s, part->position + 1, part->position);
-        if (r == 0)
-            r = residency_ensure_slots(p, s);
-        if (r < 0) {
-            part_refuse(p, part, r);
-            continue;
-        }
-        if (s->first_sparse > part->position)
-            s->first_sparse = part->position;
-        tables_pages(&p->tables, step->step, s, sequence_pages(part->position + 1), resident);
-        for (uint32_t l = resident[1]; l < p->layout.layers; l++)
-            tables_slabs(&p->tables, step->step, s, l);
-    }
-    gather_run(&p->gather);
-}
-
-/* ---- begin and end ---- */
 
 static bool begin(struct planner *p)
 {
@@ -516,12 +152,12 @@ static bool begin(struct planner *p)
     if (r->kind == STEP_DENSE) {
         p->totals.steps_dense++;
         step->runs_written = p->residency.resident;
-        dense_tables(p);
+        step_dense_tables(p);
         flag_raise(planner_flag(p, FLAG_TABLES_LATE), step->step);
         step->state = STEP_STAGED;
     } else {
         p->totals.steps_sparse++;
-        sparse_tables(p);
+        step_sparse_tables(p);
         step->pages_settled = !p->device.gpu || device_gpu_settled(p->device.gpu);
         step->state = STEP_SETS;
     }
@@ -661,7 +297,7 @@ static bool consumed(struct planner *p)
         planner_finish_close(p, part->sequence);
         part->sequence = NULL;
     }
-    settle_parts(p);
+    step_sparse_settle(p);
     residency_review(p);
     trace(TRACE_CONSUMED, step->step - 1);
     return true;
@@ -687,9 +323,9 @@ bool step_advance(struct planner *p)
     case STEP_IDLE:
         return begin(p);
     case STEP_SETS:
-        return sets_advance(p);
+        return step_sparse_advance(p);
     case STEP_STAGED:
-        return staged_advance(p);
+        return step_dense_advance(p);
     case STEP_WRITTEN:
         return written(p);
     case STEP_CONSUMED:

@@ -320,7 +320,7 @@ static void test_matmul(void)
             bf16 ? gpu_from_bf16(gpu_download(p.out, count * 2), count) : gpu_download(p.out, count * 4);
         /* Tensor cores cut what they add: 1.6e-5 for sums of 14336. */
         gpu_compare(bf16 ? "matmul bf16" : "matmul", out, p.ref, count,
-                    bf16               ? 4e-3
+                    bf16              ? 4e-3
                     : shape[1] > 4096 ? 3e-5
                                       : 1e-5);
     }

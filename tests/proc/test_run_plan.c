@@ -198,10 +198,24 @@ static void test_prefix_memory(void **state)
 
 static double kept_tokens(const char *device, const char *keys)
 {
-    const char *argv[] = {
-        proc_program("specontext"), "plan", "-m", RUNCASE_MODEL, "--gpu-memory", "8G", "--context", "8192",
-        "--requests", "2", "--prefix-memory", "64M", "--retriever-device", device, "--key-type", keys,
-        "--json", NULL};
+    const char *argv[] = {proc_program("specontext"),
+                          "plan",
+                          "-m",
+                          RUNCASE_MODEL,
+                          "--gpu-memory",
+                          "8G",
+                          "--context",
+                          "8192",
+                          "--requests",
+                          "2",
+                          "--prefix-memory",
+                          "64M",
+                          "--retriever-device",
+                          device,
+                          "--key-type",
+                          keys,
+                          "--json",
+                          NULL};
     json_t *plan = run_json(argv);
     double tokens = runcase_number(plan, "prefix_tokens");
     json_decref(plan);
