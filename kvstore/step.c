@@ -1,10 +1,9 @@
 /* One step from its record to its end; see step.h. Owner: the planner thread.
  *
- *   IDLE -> SETS (sparse) or STAGED (dense) -> WRITTEN -> CONSUMED -> IDLE
+ *   IDLE -> SETS (step_sparse.c) or STAGED (step_dense.c) -> WRITTEN -> CONSUMED -> IDLE
  *
- * Between its record and WRITTEN: step_dense.c, step_sparse.c. Records are copied out of shared memory before they are checked, and everything in them is checked
- * before it is used. A part that cannot be served gets a status; a record that makes no sense breaks the
- * connection. */
+ * Records are copied out of shared memory before they are checked, and everything in them is checked before it
+ * is used. A part that cannot be served gets a status; a record that makes no sense breaks the connection. */
 #include "kvstore/step.h"
 
 #include <errno.h>

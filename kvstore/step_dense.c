@@ -1,5 +1,5 @@
-/* Tables of a dense step, and offloaded runs through the staging pages; see step_private.h. Owner: the planner
- * thread. */
+/* Tables of a dense step, and offloaded runs through the staging pages; see step_private.h. Owner: the
+ * planner thread. */
 #include <errno.h>
 
 #include "base/clock.h"

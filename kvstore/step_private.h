@@ -14,8 +14,8 @@ void step_raise_runs(struct planner *planner, uint32_t end);
 void step_dense_tables(struct planner *planner);
 bool step_dense_advance(struct planner *planner);
 
-/* Pages and slots of all parts; then lists, pins and loads of each phase whose sets are there. Whether anything
- * moved. */
+/* Pages and slots of all parts; then lists, pins and loads of each phase whose sets are there. Whether
+ * anything moved. */
 void step_sparse_tables(struct planner *planner);
 bool step_sparse_advance(struct planner *planner);
 
