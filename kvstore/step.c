@@ -2,8 +2,9 @@
  *
  *   IDLE -> SETS (step_sparse.c) or STAGED (step_dense.c) -> WRITTEN -> CONSUMED -> IDLE
  *
- * Records are copied out of shared memory before they are checked, and everything in them is checked before it
- * is used. A part that cannot be served gets a status; a record that makes no sense breaks the connection. */
+ * Records are copied out of shared memory before they are checked, and everything in them is checked before
+ * it is used. A part that cannot be served gets a status; a record that makes no sense breaks the
+ * connection. */
 #include "kvstore/step.h"
 
 #include <errno.h>
