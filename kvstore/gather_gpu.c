@@ -199,6 +199,7 @@ int gather_gpu_attach(struct gather_gpu *g, const struct control_header *header,
     int r = device_gpu_alloc(g->device, table_bytes(g), &g->device->tables_bytes, &at, err);
     g->slab_table = at;
     g->places_bytes = places_bytes_of(&g->gather->blocks->layout, g->sequences);
+    at = NULL;
     if (r == 0 && header->slabs_max) { /* layers may leave */
         r = device_gpu_alloc(g->device, g->places_bytes, &g->device->tables_bytes, &at, err);
         g->places = at;
