@@ -271,9 +271,11 @@ static int obey(struct device *d, struct order *order, struct err *err)
         break;
     case ORDER_RETRIEVER_LOST:
         stepper_retriever_lost(d->stepper);
-        return scheduler_retriever_ready(d->scheduler, 0, err);
+        scheduler_retriever_ready(d->scheduler, 0);
+        break;
     case ORDER_RETRIEVER_READY:
-        return scheduler_retriever_ready(d->scheduler, 1, err);
+        scheduler_retriever_ready(d->scheduler, 1);
+        break;
     case ORDER_EXPORT:
         return make_export(d, order->id, err);
     case ORDER_WAKE:

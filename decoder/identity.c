@@ -125,7 +125,8 @@ int identity_compare(const struct identity *id, const struct msg_hello *hello, s
     if (r < 0)
         return r;
     if (hello->head != id->head)
-        return err_set(err, -EPROTO, "retriever: head: found %016" PRIx64 ", expected %016" PRIx64,
+        return err_set(err, -EPROTO,
+                       "retriever: head, or its --key-type: found %016" PRIx64 ", expected %016" PRIx64,
                        hello->head, id->head);
     struct layout_features features = hello->has_features ? hello->features : (struct layout_features){0};
     if (memcmp(&features, &id->features, sizeof features))

@@ -271,9 +271,8 @@ void scheduler_export(struct scheduler *s, struct export *export)
     stepper_export(s->stepper, export);
 }
 
-int scheduler_retriever_ready(struct scheduler *s, int ready, struct err *err)
+void scheduler_retriever_ready(struct scheduler *s, int ready)
 {
-    uint32_t lost = 0;
     for (uint32_t i = 0; i < s->count; i++) {
         struct generation *q = s->all[i];
         if (q->state != GENERATION_ASKING)
@@ -284,13 +283,12 @@ int scheduler_retriever_ready(struct scheduler *s, int ready, struct err *err)
             i--; /* the next one moved up */
         }
     }
-    for (uint32_t i = 0; i < s->count; i++)
-        lost += s->all[i]->sparse && s->all[i]->state != GENERATION_QUEUED &&
-                s->all[i]->state != GENERATION_CLOSING;
+    for (uint32_t i = 0; i < s->count; i++) {
+        struct generation *q = s->all[i];
+        if (q->sparse && q->state != GENERATION_QUEUED && q->state != GENERATION_CLOSING && !q->finish)
+            generation_fail(q, -EHOSTUNREACH, "retriever is gone, and with it the keys of the sequence");
+    }
     s->retriever_ready = ready;
-    if (lost == 0)
-        return 0;
-    return err_set(err, -EPIPE, "retriever is gone, and with it the keys of %u sequences", lost);
 }
 
 /* Neither peer may leave a question open for ever. */

@@ -52,9 +52,9 @@ void scheduler_cancel(struct scheduler *s, uint64_t id); /* unknown: nothing */
 void scheduler_store(struct scheduler *s, const struct msg *msg);
 void scheduler_retriever(struct scheduler *s, const struct msg *msg);
 
-/* The retriever is there (again), or gone: then sparse sequences that live are lost, -EPIPE, and new ones are
- * refused; those whose OPEN it has not answered are as if they had not been opened. */
-int scheduler_retriever_ready(struct scheduler *s, int ready, struct err *err);
+/* The retriever is there (again), or gone: then sparse sequences that live fail, and new ones are refused;
+ * those whose OPEN it has not answered are as if they had not been opened. */
+void scheduler_retriever_ready(struct scheduler *s, int ready);
 
 /* Where hidden states go; borrowed, of the stepper too. Before the retriever is ready for the first time, and
  * before each time it is ready again. */

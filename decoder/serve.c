@@ -52,8 +52,9 @@ struct serve {
     struct mailbox *posts;
     struct device *device;
     struct requests requests;
-    const char *state;  /* static text */
-    bool loaded, taken; /* the device thread is ready; the retriever uses the feature segment */
+    const char *state;   /* static text */
+    bool loaded, taken;  /* the device thread is ready; the retriever uses the feature segment */
+    bool retriever_mute; /* it took no OPEN, and has not greeted since */
     bool ready, draining, ending;
     int exit_code;
 };
@@ -332,12 +333,19 @@ static void device_opened(struct serve *s, const char *name)
         fail(s, "%s", err.text);
 }
 
-/* A retriever that is gone and not yet missed is asked for keys: nobody else knows of the request yet, so it
- * fails alone. */
+/* Of a message that a peer did not take: a queue that is full looks like a peer that is gone. */
+static const char *reason(int code)
+{
+    return code == -EAGAIN ? "it is gone, or reads nothing" : strerror(-code);
+}
+
+/* A retriever that is gone and not yet missed is asked to open a sequence: it knows nothing of that one,
+ * which fails alone. */
 static int refuse_open(struct serve *s, const struct msg *open, int code)
 {
     struct msg msg = {.kind = MSG_ERROR, .id = open->id, .error.code = -EHOSTUNREACH};
-    snprintf(msg.error.text, sizeof msg.error.text, "it takes no messages: %s", strerror(-code));
+    snprintf(msg.error.text, sizeof msg.error.text, "it takes no messages: %s", reason(code));
+    s->retriever_mute = true;
     give_order(s, ORDER_RETRIEVER, 0, &msg);
     return 0;
 }
@@ -357,9 +365,9 @@ static void handle_post(struct serve *s, struct post *post)
     case POST_RETRIEVER:
         to = "retriever";
         r = bus_send(s->retriever, &post->msg);
-        if (r < 0 && post->msg.kind == MSG_OPEN && (post->msg.open.flags & OPEN_REUSE))
+        if (r < 0 && post->msg.kind == MSG_OPEN)
             r = refuse_open(s, &post->msg, r);
-        if (r == -ENOTCONN && post->msg.kind == MSG_CLOSE)
+        if (r < 0 && post->msg.kind == MSG_CLOSE && (r == -ENOTCONN || s->retriever_mute))
             r = 0; /* it is gone, and the sequence's keys with it: nobody is left to be told */
         if (post->msg.kind == MSG_STEP)
             trace(TRACE_TOLD, (uint32_t)post->msg.id);
@@ -380,7 +388,7 @@ static void handle_post(struct serve *s, struct post *post)
     }
     /* A sequence that a peer did not hear of everything about cannot go on. */
     if (r < 0)
-        fail(s, "%s takes no messages: %s: %s", to, msg_kind_name(post->msg.kind), strerror(-r));
+        fail(s, "%s takes no messages: %s: %s", to, msg_kind_name(post->msg.kind), reason(r));
 }
 
 static void on_posts(void *arg, uint32_t events)
@@ -512,6 +520,7 @@ static void retriever_welcome(void *arg, const struct msg_hello *hello, uint64_t
         return;
     }
     s->retriever_epoch = epoch;
+    s->retriever_mute = false;
     snprintf(s->retriever_device, sizeof s->retriever_device, "%s", hello->device);
     log_info("greeted retriever %016" PRIx64 ": %u layer groups, head %016" PRIx64, epoch,
              s->identity.layout.groups, s->identity.head);

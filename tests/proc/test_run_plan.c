@@ -234,10 +234,24 @@ static void test_kept_keys_lie_where_the_retriever_is(void **state)
     assert_true(kept_tokens("cpu", "int8") == wide);
 }
 
+/* As run takes both: the card is divided, and the KV cache's share is what was asked for. */
+static void test_the_share_by_hand(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    const char *argv[] = {proc_program("specontext"), "plan", "-m",     RUNCASE_MODEL, "--gpu-memory", "8G",
+                          "--device-memory",          "50M",  "--json", NULL};
+    json_t *plan = run_json(argv);
+    assert_true(runcase_number(plan, "memory_bytes") == 50 << 20);
+    assert_true(runcase_number(json_object_get(plan, "gpu"), "kv_bytes") == 50 << 20);
+    json_decref(plan);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_resident), cmocka_unit_test(test_offloaded),
                                        cmocka_unit_test(test_prefix_memory),
-                                       cmocka_unit_test(test_kept_keys_lie_where_the_retriever_is)};
+                                       cmocka_unit_test(test_kept_keys_lie_where_the_retriever_is),
+                                       cmocka_unit_test(test_the_share_by_hand)};
     return cmocka_run_group_tests(tests, runcase_set_up, runcase_tear_down);
 }

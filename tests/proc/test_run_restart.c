@@ -19,13 +19,15 @@
 #include "tests/lib/runcase.h"
 #include "tests/lib/temp.h"
 
-#define HEAD   "heads/alternatives/SmolLM2-135M-Instruct.features2.safetensors"
-#define WAIT_S 120
+#define FEATURES  "heads/alternatives/SmolLM2-135M-Instruct.features2.safetensors"
+#define EMBEDDING "heads/alternatives/SmolLM2-135M-Instruct.embedding2.safetensors"
+#define WAIT_S    120
 
 enum { PROMPT = 3 * BLOCK_TOKENS + 20, TOKENS = 8, STORES = 6 };
 
 struct stage {
     char dir[RUNTIME_PATH_MAX];
+    const char *head;
     struct proc kvstore, retriever, decoder;
     struct loop *loop;
     struct bus *bus;
@@ -51,7 +53,7 @@ static void start(struct proc *proc, const struct stage *s, const char *name, co
 
 static void start_retriever(struct stage *s)
 {
-    START(s, retriever, "-m", RUNCASE_MODEL, "-H", HEAD, "--context", "1024", "--threads", "1");
+    START(s, retriever, "-m", RUNCASE_MODEL, "-H", s->head, "--context", "1024", "--threads", "1");
 }
 
 static void on_message(void *arg, struct msg *msg)
@@ -161,11 +163,10 @@ static void disconnect_client(struct stage *s)
     loop_free(&s->loop);
 }
 
-static void test_retriever_dies_between_requests(void **state)
+static void dies_between_requests(const char *head, uint32_t cached_behind)
 {
-    (void)state;
     runcase_need_model();
-    struct stage s = {.prompt = PROMPT};
+    struct stage s = {.prompt = PROMPT, .head = head};
     uint32_t first[TOKENS];
     snprintf(s.dir, sizeof s.dir, "%s", runcase_path("run"));
     start_kvstore(&s);
@@ -178,7 +179,7 @@ static void test_retriever_dies_between_requests(void **state)
     assert_memory_equal(s.tokens, first, sizeof first);
     end(&s.retriever);
     start_retriever(&s);
-    request(&s, 0);
+    request(&s, cached_behind);
     assert_memory_equal(s.tokens, first, sizeof first);
     request(&s, 3 * BLOCK_TOKENS);
     assert_memory_equal(s.tokens, first, sizeof first);
@@ -187,6 +188,19 @@ static void test_retriever_dies_between_requests(void **state)
     end(&s.retriever);
     end(&s.kvstore);
     temp_remove(s.dir);
+}
+
+static void test_retriever_dies_between_requests(void **state)
+{
+    (void)state;
+    dies_between_requests(FEATURES, 0);
+}
+
+/* Which is asked to open a sequence when the store is. */
+static void test_retriever_without_features_dies(void **state)
+{
+    (void)state;
+    dies_between_requests(EMBEDDING, 3 * BLOCK_TOKENS);
 }
 
 static void on_greeted(void *arg)
@@ -202,7 +216,7 @@ static void test_store_started_again(void **state)
 {
     (void)state;
     runcase_need_model();
-    struct stage s = {.prompt = 8};
+    struct stage s = {.prompt = 8, .head = FEATURES};
     snprintf(s.dir, sizeof s.dir, "%s", runcase_path("run"));
     start_retriever(&s);
     for (int i = 0; i < STORES; i++) {
@@ -225,6 +239,7 @@ static void test_store_started_again(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_retriever_dies_between_requests),
+                                       cmocka_unit_test(test_retriever_without_features_dies),
                                        cmocka_unit_test(test_store_started_again)};
     return cmocka_run_group_tests(tests, runcase_set_up, runcase_tear_down);
 }

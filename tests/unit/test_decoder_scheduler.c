@@ -389,15 +389,22 @@ static void test_selects(void **state)
     finish(&g);
     assert_int_equal(g.selects, 0);
     assert_int_equal(g.told[9], 0);
-    struct err err = {0};
     ask(&g, 10, 1, 20, plain(5, 0, 0));
-    assert_int_equal(scheduler_retriever_ready(g.scheduler, 0, &err), 0);
+    scheduler_retriever_ready(g.scheduler, 0);
     turn(&g);
     check_error(&g, 10, -EHOSTUNREACH, "retriever is gone");
-    assert_int_equal(scheduler_retriever_ready(g.scheduler, 1, &err), 0);
+    scheduler_retriever_ready(g.scheduler, 1);
     ask(&g, 11, 1, 20, plain(5, 0, 0));
+    ask(&g, 12, 2, 20, plain(5, GENERATE_FULL, 0));
     turn(&g);
-    assert_int_equal(scheduler_retriever_ready(g.scheduler, 0, &err), -EPIPE);
+    scheduler_retriever_ready(g.scheduler, 0);
+    finish(&g);
+    check_error(&g, 11, -EHOSTUNREACH, "retriever is gone, and with it the keys of the sequence");
+    assert_int_equal(g.results[12].last.reason, FINISH_LENGTH);
+    scheduler_retriever_ready(g.scheduler, 1);
+    ask(&g, 13, 1, 20, plain(5, 0, 0));
+    finish(&g);
+    assert_int_equal(g.results[13].last.reason, FINISH_LENGTH);
     rig_close(&g);
 }
 
