@@ -131,11 +131,7 @@ static int divide_card(struct plan *p, const struct model *model, const struct h
     if (r == 0)
         gpu_memory_plan(&load, p->gpu_bytes, &p->terms);
     if (r == 0)
-        r = gpu_memory_check(&p->terms, 1, err);
-    if (r == 0 && p->memory_bytes > p->terms.kv)
-        r = err_set(err, -ENOMEM,
-                    "--device-memory: found %llu MiB, expected at most the %llu that --gpu-memory leaves",
-                    (unsigned long long)p->memory_bytes >> 20, (unsigned long long)p->terms.kv >> 20);
+        r = gpu_memory_check(&p->terms, p->memory_bytes ? p->memory_bytes : 1, err);
     if (r == 0 && p->memory_bytes) { /* the KV cache's share by hand, as run takes it */
         p->terms.store -= p->terms.kv - p->memory_bytes;
         p->terms.kv = p->memory_bytes;
