@@ -404,7 +404,5 @@ struct card_bytes card_bytes(const struct card *c)
 
 uint64_t card_key_bytes(const struct card *c)
 {
-    uint64_t one =
-        c->keys_int8 ? c->config->head_dim + sizeof(uint16_t) : c->config->head_dim * sizeof(uint16_t);
-    return card_lists(c) * one;
+    return c->config->groups * (c->sizes.row_bytes / c->sizes.key_tokens);
 }
