@@ -78,7 +78,7 @@ static void configure(cublasLtMatmulAlgo_t *algo, int tile, int custom)
     OK(cublasLtMatmulAlgoConfigSetAttribute(algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &none, sizeof none));
 }
 
-/* What the heuristics do not name. */
+/* Whether the heuristics name it or not. */
 static void scan_made(const struct product *p, const cublasLtMatmulAlgo_t *first, double first_us)
 {
     static int tiles[1024];

@@ -236,6 +236,7 @@ struct cuda_copy {
     uint16_t head, row;
 };
 /* `count` copies of layers [first_layer, first_layer + layers); one with any number out of range is left out.
+ * Each piece looks its place up in both views' tables: in host memory these cost three times the rest.
  * Both views: pieces of the same size. No piece may be both read and written by one launch. Bytes: 2 * count
  * * layers * piece_bytes. */
 struct cuda_copies {

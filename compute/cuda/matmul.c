@@ -4,8 +4,7 @@
  * may choose another algorithm for another number of tokens, so a token's last bits can depend on its
  * company here. Where its first choice is not its best on an H200, a table names another of its choices, or
  * a setting that it does not name: a fixed one, since what is measured at a start could differ from process
- * to process. Plans are made and freed
- * on the owner's thread; a plan is only read by launches. */
+ * to process. Plans are made and freed on the owner's thread; a plan is only read by launches. */
 #include <cublasLt.h>
 #include <errno.h>
 #include <stdbool.h>
