@@ -32,9 +32,11 @@ LEAD=${LEAD:-48}
 depth=$((DEPTH - LEAD - GENERATE / 2))
 context=$(((depth + GENERATE + 32 * (REQUESTS - 1) + 3 + 63) / 64 * 64)) # as bench takes it
 keys=()
-for ((i = 1; i < $#; i++)); do
-    next=$((i + 1))
-    [ "${!i}" != --key-type ] || keys=(--key-type "${!next}")
+for ((i = 1; i <= $#; i++)); do
+    case ${!i} in
+        --key-type=*) keys=("${!i}") ;;
+        --key-type) next=$((i + 1)); keys=(--key-type "${!next:-}") ;;
+    esac
 done
 read -r kv threshold layers < <("$PYTHON" bench/gpu_threshold.py "$DEPTH" "$context" "$CAP" "$bin/specontext" plan \
     -m "$WORK/$SHAPE" -H "$WORK/$SHAPE.head.safetensors" --device "$DEVICE" --requests "$REQUESTS" --budget "$BUDGET" \
