@@ -67,8 +67,10 @@ static void *populate_main(void *arg)
     struct populate *p = arg;
     prctl(PR_SET_NAME, "populate");
     setpriority(PRIO_PROCESS, (id_t)gettid(), NICE); /* of this thread; as it is where that is refused */
-    while (!p->stopping) {
+    for (;;) {
         uint32_t stretch, news = atomic_load(&p->news);
+        if (p->stopping) /* looked at behind `news`, which is raised after it: no wait misses it */
+            break;
         if (take(p, &stretch)) {
             if (p->params.before)
                 p->params.before(p->params.before_arg, stretch);
