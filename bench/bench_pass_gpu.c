@@ -284,6 +284,12 @@ static int no_matmul(struct gpu *g, const struct cuda_matmul_shape *shape, const
     return 0;
 }
 
+static int no_product(const struct cuda_product *p, struct CUstream_st *s)
+{
+    (void)p, (void)s;
+    return 0;
+}
+
 static int no_rmsnorm(const struct cuda_rmsnorm *n, struct CUstream_st *s)
 {
     (void)n, (void)s;
@@ -315,7 +321,7 @@ static void keep_parts(struct rig *g, int parts)
     if (!(parts & ATTENTION))
         g->partial.attn = no_attn;
     if (!(parts & PRODUCTS))
-        g->partial.matmul = no_matmul;
+        g->partial.matmul = no_matmul, g->partial.product = no_product;
     if (!(parts & SAMPLING))
         g->partial.sample = no_sample;
     if (parts & SMALL)

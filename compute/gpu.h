@@ -23,7 +23,7 @@
 #include "compute/cuda/kernels.h"
 #include "compute/cuda/sets.h"
 
-#define GPU_API_VERSION 10
+#define GPU_API_VERSION 11
 #define GPU_API_SYMBOL  "specontext_gpu_api" /* const struct gpu_api *specontext_gpu_api(void) */
 #define GPU_IPC_BYTES   64
 
@@ -45,13 +45,15 @@ struct gpu_info {
     char uuid[48]; /* "GPU-8-4-4-4-12", as nvidia-smi prints it */
     int ordinal;   /* in this process's view (CUDA_VISIBLE_DEVICES) */
     int multiprocessors;
-    int hopper; /* cuda_prefill_hopper(): chosen once */
+    int hopper; /* cuda_prefill_hopper(): chosen once; there is product() */
     int mps;    /* 1: this process is a client of an MPS server, 0: not (time-sliced) */
     uint64_t bytes_total;
     uint64_t context_bytes; /* device memory that the context took: free before less free after */
 };
 
-enum gpu_priority { GPU_PRIORITY_NORMAL, GPU_PRIORITY_HIGH };
+/* Blocks that wait for room on the card come before those of lower streams, of any process under MPS.
+ * Background: what others should not wait behind. */
+enum gpu_priority { GPU_PRIORITY_BACKGROUND, GPU_PRIORITY_NORMAL, GPU_PRIORITY_HIGH };
 
 struct gpu_api {
     uint32_t version; /* GPU_API_VERSION */
@@ -124,11 +126,16 @@ struct gpu_api {
     /* ---- products ---- the device's cuBLASLt handle and workspace are the gpu's own. Plans are kept by
      * (rows, cols, n, out_type, bias, accumulate): made at the first use, which must not be inside a capture
      * (call matmul_prepare for each shape before). out [n][rows] f32 or bf16 = w [rows][cols] bf16 times
-     * x [n][cols] bf16 (+ bias) (+ out). n <= 2 with out f32 goes through cuda_gemv. */
+     * x [n][cols] bf16 (+ bias) (+ out). With out f32 n <= 32 goes through cuda_product on Hopper, n <= 2
+     * through cuda_gemv elsewhere. */
     int (*matmul_prepare)(struct gpu *gpu, const struct cuda_matmul_shape *shape, struct err *err);
     int (*matmul)(struct gpu *gpu, const struct cuda_matmul_shape *shape, const struct cuda_matmul *matmul,
                   struct CUstream_st *stream);
     uint64_t (*library_bytes)(const struct gpu *gpu); /* workspace and what the libraries took */
+
+    /* Products of few tokens with what surrounds them in a layer (products.h), on Hopper. */
+    int (*product)(const struct cuda_product *, struct CUstream_st *);
+    uint32_t (*product_blocks)(uint32_t rows);
 
     /* ---- kernels ---- compute/cuda/kernels.h and sets.h say what each does. */
     int (*embed)(const struct cuda_embed *, struct CUstream_st *);

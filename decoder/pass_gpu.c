@@ -27,15 +27,18 @@ struct pass_gpu {
     const struct weights_gpu *weights;
     struct pass_gpu_options options;
     uint64_t q_dim, kv_dim, qkv_dim;
+    uint32_t square_blocks; /* of products with as many rows as the stream is wide; 0: none are joined */
 
-    struct buffer x;      /* f32 [token][hidden], the residual stream */
-    struct buffer h;      /* bf16 [token][max(hidden, q_dim, ffn)], what the next product takes */
-    struct buffer qkv;    /* f32 [token][q_dim + 2 kv_dim] */
-    struct buffer both;   /* f32 [token][2 ffn] gate, up */
-    struct buffer angles; /* f32 [token][rope dims / 2][2] */
-    struct buffer wanted; /* f32 [row][hidden] */
-    struct buffer logits; /* f32 [row][vocab] */
-    struct buffer work;   /* of attention */
+    struct buffer x;       /* f32 [token][hidden], the residual stream */
+    struct buffer h;       /* bf16 [token][max(hidden, q_dim, ffn)], what the next product takes */
+    struct buffer normed;  /* bf16 [few tokens][hidden], residual stream * weight of the next norm */
+    struct buffer squares; /* f32 [blocks][few tokens], sums of the residual stream's squares */
+    struct buffer qkv;     /* f32 [token][q_dim + 2 kv_dim] */
+    struct buffer both;    /* f32 [token][2 ffn] gate, up */
+    struct buffer angles;  /* f32 [token][rope dims / 2][2] */
+    struct buffer wanted;  /* f32 [row][hidden] */
+    struct buffer logits;  /* f32 [row][vocab] */
+    struct buffer work;    /* of attention */
 
     struct gpu_event **events; /* [marks_max] */
     uint8_t *parts;            /* [marks_max] what the time before an event was spent on */
@@ -104,6 +107,7 @@ static int make_all(struct pass_gpu *f, struct err *err)
     const struct model_config *c = f->config;
     const struct pass_gpu_options *o = &f->options;
     uint64_t tokens = o->tokens_max, widest = f->q_dim > c->hidden ? f->q_dim : c->hidden;
+    uint64_t few = tokens < CUDA_PRODUCT_TOKENS ? tokens : CUDA_PRODUCT_TOKENS;
     widest = widest > c->ffn ? widest : c->ffn;
     uint64_t work = f->api->attn_work_bytes(o->entries_max, c->q_heads, c->head_dim, o->list_max);
     uint64_t single = f->api->attn_work_bytes(1, c->q_heads, c->head_dim, o->context);
@@ -112,6 +116,8 @@ static int make_all(struct pass_gpu *f, struct err *err)
         uint64_t bytes;
     } wanted[] = {{&f->x, tokens * c->hidden * sizeof(float)},
                   {&f->h, tokens * widest * sizeof(uint16_t)},
+                  {&f->normed, few * c->hidden * sizeof(uint16_t)},
+                  {&f->squares, (uint64_t)f->square_blocks * CUDA_PRODUCT_TOKENS * sizeof(float)},
                   {&f->qkv, tokens * f->qkv_dim * sizeof(float)},
                   {&f->both, tokens * 2 * c->ffn * sizeof(float)},
                   {&f->angles, tokens * c->rope.dims * sizeof(float)},
@@ -170,6 +176,9 @@ int pass_gpu_create(struct gpu_device *device, const struct model_config *config
     f->q_dim = (uint64_t)f->config->q_heads * f->config->head_dim;
     f->kv_dim = (uint64_t)f->config->kv_heads * f->config->head_dim;
     f->qkv_dim = f->q_dim + 2 * f->kv_dim;
+    uint64_t widths = f->config->hidden | f->q_dim | f->config->ffn;
+    if (f->api->info(device->gpu)->hopper && widths % CUDA_PRODUCT_COLUMNS == 0)
+        f->square_blocks = f->api->product_blocks(f->config->hidden);
     f->marks_max = f->config->layers * MARKS_LAYER + MARKS_ALL;
     f->events = mem_alloc(f->marks_max, sizeof *f->events);
     f->parts = mem_alloc(f->marks_max, 1);
@@ -189,8 +198,8 @@ void pass_gpu_free(struct pass_gpu **pass)
     struct pass_gpu *f = *pass;
     if (!f)
         return;
-    struct buffer *const all[] = {&f->x,      &f->h,      &f->qkv,    &f->both,
-                                  &f->angles, &f->wanted, &f->logits, &f->work};
+    struct buffer *const all[] = {&f->x,    &f->h,      &f->normed, &f->squares, &f->qkv,
+                                  &f->both, &f->angles, &f->wanted, &f->logits,  &f->work};
     for (unsigned i = 0; i < sizeof all / sizeof *all; i++)
         gpu_device_release(f->device, all[i]->use, all[i]->bytes, all[i]->at);
     for (uint32_t i = 0; i < f->marks_max; i++)
@@ -208,6 +217,11 @@ struct product_of {
     const void *w, *bias;
     uint64_t rows, cols;
     int accumulate;
+    /* Where a layer's operators are joined (below): whether it takes what the product before left in normed,
+     * the norm that it makes that for, whether it ends with the gate. */
+    int normed;
+    const float *next_norm;
+    int gated;
 };
 
 static struct cuda_matmul_shape shape_of(const struct product_of *p, uint32_t n)
@@ -220,24 +234,28 @@ static struct cuda_matmul_shape shape_of(const struct product_of *p, uint32_t n)
                                       .accumulate = p->accumulate};
 }
 
-/* The products of a layer; all take what lies in h. */
+/* The products of a layer; all take what lies in h, or in normed. */
 struct products {
     struct product_of qkv, wo, gate_up, down;
 };
 
-static struct products products_of(const struct pass_gpu *f, const struct weights_gpu_layer *l)
+static struct products products_of(const struct pass_gpu *f, uint32_t layer)
 {
     const struct model_config *c = f->config;
-    return (struct products){.qkv = {f->qkv.at, l->qkv, l->qkv_bias, f->qkv_dim, c->hidden, 0},
-                             .wo = {f->x.at, l->wo, NULL, c->hidden, f->q_dim, 1},
-                             .gate_up = {f->both.at, l->gate_up, NULL, 2 * (uint64_t)c->ffn, c->hidden, 0},
-                             .down = {f->x.at, l->down, NULL, c->hidden, c->ffn, 1}};
+    const struct weights_gpu_layer *l = &f->weights->layers[layer];
+    const float *next = layer + 1 < c->layers ? l[1].attn_norm : NULL;
+    return (struct products){
+        .qkv = {f->qkv.at, l->qkv, l->qkv_bias, f->qkv_dim, c->hidden, 0, .normed = layer > 0},
+        .wo = {f->x.at, l->wo, NULL, c->hidden, f->q_dim, 1, .next_norm = l->ffn_norm},
+        .gate_up = {f->both.at, l->gate_up, NULL, 2 * (uint64_t)c->ffn, c->hidden, 0, .normed = 1,
+                    .gated = 1},
+        .down = {f->x.at, l->down, NULL, c->hidden, c->ffn, 1, .next_norm = next}};
 }
 
 static struct product_of output_of(const struct pass_gpu *f)
 {
-    return (struct product_of){f->logits.at,     f->weights->output, NULL,
-                               f->config->vocab, f->config->hidden,  0};
+    return (struct product_of){
+        .out = f->logits.at, .w = f->weights->output, .rows = f->config->vocab, .cols = f->config->hidden};
 }
 
 static int multiply(struct pass_gpu *f, const struct product_of *p, uint32_t n)
@@ -249,13 +267,41 @@ static int multiply(struct pass_gpu *f, const struct product_of *p, uint32_t n)
     return r;
 }
 
+/* Whether norms and the gate are parts of the products around them: a launch less for each of them. */
+static int is_joined(const struct pass_gpu *f, uint32_t n)
+{
+    return f->square_blocks && n <= CUDA_PRODUCT_TOKENS;
+}
+
+static int multiply_joined(struct pass_gpu *f, const struct product_of *p, uint32_t n)
+{
+    struct cuda_product product = {.out = p->out,
+                                   .w = p->w,
+                                   .x = p->normed ? f->normed.at : f->h.at,
+                                   .bias = p->bias,
+                                   .rows = (uint32_t)p->rows,
+                                   .cols = (uint32_t)p->cols,
+                                   .n = n,
+                                   .accumulate = p->accumulate,
+                                   .squares = p->normed ? f->squares.at : NULL,
+                                   .square_blocks = p->normed ? f->square_blocks : 0,
+                                   .eps = f->config->rms_eps,
+                                   .gated = p->gated ? f->h.at : NULL,
+                                   .next = p->next_norm ? f->normed.at : NULL,
+                                   .next_weight = p->next_norm,
+                                   .next_squares = p->next_norm ? f->squares.at : NULL};
+    int r = f->api->product(&product, stream_of(f));
+    mark(f, PART_MATMUL);
+    return r;
+}
+
 int pass_gpu_prepare(struct pass_gpu *f, uint32_t n, uint32_t logits, struct err *err)
 {
-    struct products p = products_of(f, &f->weights->layers[0]);
+    struct products p = products_of(f, 0);
     struct product_of output = output_of(f);
     const struct product_of *const of_tokens[] = {&p.qkv, &p.wo, &p.gate_up, &p.down};
     int r = 0;
-    for (unsigned i = 0; r == 0 && i < sizeof of_tokens / sizeof *of_tokens; i++) {
+    for (unsigned i = 0; r == 0 && !is_joined(f, n) && i < sizeof of_tokens / sizeof *of_tokens; i++) {
         struct cuda_matmul_shape shape = shape_of(of_tokens[i], n);
         r = f->api->matmul_prepare(f->device->gpu, &shape, err);
     }
@@ -322,9 +368,9 @@ static int project(struct pass_gpu *f, const struct weights_gpu_layer *w, const 
 {
     const struct model_config *c = f->config;
     float *q = f->qkv.at;
-    int r = normalize(f, f->x.at, w->attn_norm, n);
+    int joined = is_joined(f, n), r = joined && p->qkv.normed ? 0 : normalize(f, f->x.at, w->attn_norm, n);
     if (r == 0)
-        r = multiply(f, &p->qkv, n);
+        r = joined ? multiply_joined(f, &p->qkv, n) : multiply(f, &p->qkv, n);
     if (r == 0 && w->q_norm)
         r = head_norm(f, q, w->q_norm, n, c->q_heads);
     if (r == 0 && w->k_norm)
@@ -450,7 +496,9 @@ static int feed_forward(struct pass_gpu *f, const struct weights_gpu_layer *w, c
                                  .stride = 2 * (uint64_t)ffn,
                                  .n = n,
                                  .dim = ffn};
-    int r = normalize(f, f->x.at, w->ffn_norm, n);
+    int r = multiply(f, &p->wo, n);
+    if (r == 0)
+        r = normalize(f, f->x.at, w->ffn_norm, n);
     if (r == 0)
         r = multiply(f, &p->gate_up, n);
     if (r == 0)
@@ -459,11 +507,19 @@ static int feed_forward(struct pass_gpu *f, const struct weights_gpu_layer *w, c
     return r < 0 ? r : multiply(f, &p->down, n);
 }
 
+static int feed_forward_joined(struct pass_gpu *f, const struct products *p, uint32_t n)
+{
+    int r = multiply_joined(f, &p->wo, n);
+    if (r == 0)
+        r = multiply_joined(f, &p->gate_up, n);
+    return r < 0 ? r : multiply_joined(f, &p->down, n);
+}
+
 static int queue_layer(struct pass_gpu *f, const struct pass_gpu_batch *b,
                        const struct pass_gpu_source *source, uint32_t layer, struct err *err)
 {
     const struct weights_gpu_layer *w = &f->weights->layers[layer];
-    struct products p = products_of(f, w);
+    struct products p = products_of(f, layer);
     struct pass_gpu_kv kv = {0};
     int r = source->hidden ? source->hidden(source->arg, layer, f->x.at, err) : 0;
     if (r < 0)
@@ -479,9 +535,7 @@ static int queue_layer(struct pass_gpu *f, const struct pass_gpu_batch *b,
     if (r == 0)
         r = attend(f, b, &kv);
     if (r == 0)
-        r = multiply(f, &p.wo, b->n);
-    if (r == 0)
-        r = feed_forward(f, w, &p, b->n);
+        r = is_joined(f, b->n) ? feed_forward_joined(f, &p, b->n) : feed_forward(f, w, &p, b->n);
     if (r < 0)
         return gpu_device_error(f->device, r, "a layer", err);
     return source->layer_done ? source->layer_done(source->arg, layer, err) : 0;

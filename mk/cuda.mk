@@ -13,7 +13,7 @@ include mk/flags.mk
 
 NVCCFLAGS  = -std=c++17 -O3 -lineinfo -I. --compiler-options -Wall,-Wextra,-fPIC,-fvisibility=hidden -Werror all-warnings $(CUDA_ARCH)
 # Hopper's own instructions need the target that has no successors.
-$(CUDA_BUILD)/compute/cuda/prefill_hopper.cu.o: CUDA_ARCH := -gencode arch=compute_80,code=sm_80 \
+$(CUDA_BUILD)/compute/cuda/prefill_hopper.cu.o $(CUDA_BUILD)/compute/cuda/product.cu.o: CUDA_ARCH := -gencode arch=compute_80,code=sm_80 \
     -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_90,code=compute_90
 CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcudart_static -lcublasLt -ldl -lrt -lm \
     -pthread

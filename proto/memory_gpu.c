@@ -84,7 +84,7 @@ static uint64_t attention_work(uint64_t queries, const struct memory_gpu_model *
 void memory_gpu_decoder(const struct memory_gpu_model *m, const struct kv_layout *layout,
                         const struct memory_gpu_load *load, struct memory_gpu_decoder *ret)
 {
-    enum { ALIGNMENT = 256, VECTORS = 8, LOADING = 16 << 20, INPUTS = 1 << 20 };
+    enum { ALIGNMENT = 256, VECTORS = 8, LOADING = 16 << 20, INPUTS = 1 << 20, JOINED = 32 };
     uint64_t q = (uint64_t)m->q_heads * m->head_dim, kv = (uint64_t)m->kv_heads * m->head_dim;
     uint64_t hidden = m->hidden, qkv = q + 2 * kv, prompt = MEMORY_GPU_PROMPT;
     uint64_t tokens = larger(load->context < prompt ? load->context : prompt, load->sequences);
@@ -95,7 +95,8 @@ void memory_gpu_decoder(const struct memory_gpu_model *m, const struct kv_layout
     ret->weights = m->layers * (layer + vectors) + (m->tied ? 1 : 2) * 2 * m->vocab * hidden + LOADING;
     ret->activations =
         tokens * (4 * hidden + 2 * widest + 4 * qkv + 8 * (uint64_t)m->ffn + 4 * (uint64_t)m->rope_dims) +
-        load->sequences * 4 * (hidden + m->vocab) + INPUTS;
+        load->sequences * 4 * (hidden + m->vocab) + JOINED * (2 * hidden + 4 * (2 * hidden / 64 + 2)) +
+        INPUTS;
     if (load->feature_layers)
         ret->features = features_bytes((uint32_t)(load->context < prompt ? load->context : prompt),
                                        load->feature_layers, load->feature_hidden, DTYPE_BF16);

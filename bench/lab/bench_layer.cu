@@ -10,6 +10,7 @@
 struct products {
     struct cuda_gemv g[SETS_MAX];
     struct cuda_matmul m[SETS_MAX];
+    struct cuda_product p[SETS_MAX];
     struct cuda_matmul_plan *plan;
     cublasLtHandle_t handle;
     int sets;
@@ -27,11 +28,17 @@ static int launch_matmul(void *arg, int index)
     return cuda_matmul(b->handle, b->plan, &b->m[index % b->sets], lab_stream);
 }
 
+static int launch_product(void *arg, int index)
+{
+    struct products *b = (struct products *)arg;
+    return cuda_product(&b->p[index % b->sets], lab_stream);
+}
+
 void bench_products(void)
 {
     static const uint32_t shapes[][2] = {
         {6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}, {128256, 4096}};
-    static const uint32_t tokens[] = {1, 2, 4, 8, 32, 512};
+    static const uint32_t tokens[] = {1, 2, 4, 8, 16, 32, 512};
     static struct products b;
     size_t workspace_bytes = 32 << 20;
     void *workspace = lab_device(workspace_bytes), *x = lab_bf16(512 * 14336);
@@ -43,19 +50,24 @@ void bench_products(void)
         uint64_t weights = (uint64_t)rows * cols;
         b.sets = weights * 2 > (400u << 20) ? 2 : 8;
         uint16_t *w = (uint16_t *)lab_bf16(weights * b.sets);
-        for (int t = 0; t < 6; t++) {
+        for (int t = 0; t < 7; t++) {
             uint32_t n = tokens[t];
             struct cuda_matmul_shape s = {rows, cols, n, DTYPE_F32, 0, 0, workspace_bytes};
             OK(cuda_matmul_plan(b.handle, &s, &b.plan));
             for (int j = 0; j < b.sets; j++) {
                 b.g[j] = {out, w + j * weights, x, NULL, rows, cols, n, 0};
                 b.m[j] = {out, w + j * weights, x, NULL, workspace};
+                b.p[j] = {};
+                b.p[j].out = out, b.p[j].w = w + j * weights, b.p[j].x = x;
+                b.p[j].rows = rows, b.p[j].cols = cols, b.p[j].n = n;
             }
             double bytes = 2.0 * (double)weights + 2.0 * n * cols + 4.0 * n * rows;
             double floor = bytes / copy_rate, compute = 2.0 * (double)weights * n / 790e12;
             floor = compute > floor ? compute : floor;
             snprintf(shape, sizeof shape, "%u x %u, %u tokens", rows, cols, n);
             lab_report("matmul", shape, lab_seconds(launch_matmul, &b, LAUNCHES), floor);
+            if (n <= CUDA_PRODUCT_TOKENS)
+                lab_report("product", shape, lab_seconds(launch_product, &b, LAUNCHES), floor);
             if (n <= CUDA_GEMV_TOKENS)
                 lab_report("gemv", shape, lab_seconds(launch_gemv, &b, LAUNCHES), floor);
             cuda_matmul_plan_free(&b.plan);

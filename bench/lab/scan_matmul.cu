@@ -1,7 +1,5 @@
 /* Times every algorithm that cuBLASLt's heuristics name for the products of a decode step at 8B shape: which
- * is best, and how far from what it names first. Then, for 32 tokens, the first one with other tiles and
- * options that the library takes, in one part: those within a tenth of the first. Weights rotate so that none
- * is in the cache. */
+ * is best, and how far from what it names first. Weights rotate so that none is in the cache. */
 #include "bench/lab/lab.cuh"
 
 #include <cublasLt.h>
@@ -67,41 +65,6 @@ static int setting32(const cublasLtMatmulAlgo_t *algo, cublasLtMatmulAlgoConfigA
     return value;
 }
 
-/* In one part. */
-static void configure(cublasLtMatmulAlgo_t *algo, int tile, int custom)
-{
-    int one = 1, none = CUBLASLT_REDUCTION_SCHEME_NONE;
-    OK(cublasLtMatmulAlgoConfigSetAttribute(algo, CUBLASLT_ALGO_CONFIG_TILE_ID, &tile, sizeof tile));
-    OK(cublasLtMatmulAlgoConfigSetAttribute(algo, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, &custom,
-                                            sizeof custom));
-    OK(cublasLtMatmulAlgoConfigSetAttribute(algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &one, sizeof one));
-    OK(cublasLtMatmulAlgoConfigSetAttribute(algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &none, sizeof none));
-}
-
-/* Whether the heuristics name it or not. */
-static void scan_made(const struct product *p, const cublasLtMatmulAlgo_t *first, double first_us)
-{
-    static int tiles[1024];
-    size_t written = 0;
-    int most = 0;
-    OK(cublasLtMatmulAlgoCapGetAttribute(first, CUBLASLT_ALGO_CAP_TILE_IDS, tiles, sizeof tiles, &written));
-    int count = (int)(written / sizeof *tiles);
-    OK(cublasLtMatmulAlgoCapGetAttribute(first, CUBLASLT_ALGO_CAP_CUSTOM_OPTION_MAX, &most, sizeof most,
-                                         &written));
-    for (int t = 0; t < count; t++)
-        for (int custom = 0; custom <= most; custom++) {
-            cublasLtMatmulAlgo_t algo = *first;
-            cublasLtMatmulHeuristicResult_t result;
-            configure(&algo, tiles[t], custom);
-            if (cublasLtMatmulAlgoCheck(handle, p->product, p->w, p->x, p->out, p->out, &algo, &result) ||
-                result.workspaceSize > workspace_bytes)
-                continue;
-            double us = time_algo(p, &algo);
-            if (us > 0 && us < first_us * 1.1)
-                printf("made %42.2f us  tile %d custom %d\n", us, tiles[t], custom);
-        }
-}
-
 static void scan(uint32_t rows, uint32_t cols, uint32_t n, uint16_t *weights, int sets, void *x, void *to)
 {
     struct product p = {};
@@ -147,8 +110,6 @@ static void scan(uint32_t rows, uint32_t cols, uint32_t n, uint16_t *weights, in
     }
     printf("best %6u x %5u, %2u tokens: first %7.2f us, best %7.2f us (%d of %d), read %5.2f TB/s\n", rows,
            cols, n, first, best, best_at, found, (double)p.stride * 2e-6 / best);
-    if (n == 32 && found > 0)
-        scan_made(&p, &results[0].algo, first);
     fflush(stdout);
     cublasLtMatmulPreferenceDestroy(preference);
     cublasLtMatmulDescDestroy(p.product);

@@ -75,6 +75,11 @@ __device__ __forceinline__ void mma_16x8x16(float *c, const uint32_t *a, uint32_
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+__device__ __forceinline__ float silu_times(float gate, float up)
+{
+    return gate / (1.0f + expf(-gate)) * up;
+}
+
 /* Read once: does not displace what the caches are good for. */
 __device__ __forceinline__ uint4 load_stream(const uint8_t *p)
 {

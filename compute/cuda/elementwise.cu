@@ -216,11 +216,6 @@ int cuda_headnorm(const struct cuda_headnorm *h, struct CUstream_st *stream)
                         stream, *h);
 }
 
-__device__ __forceinline__ float silu_times(float gate, float up)
-{
-    return gate / (1.0f + expf(-gate)) * up;
-}
-
 __global__ void __launch_bounds__(THREADS) swiglu_kernel(struct cuda_swiglu s)
 {
     launch_next();

@@ -379,10 +379,10 @@ static int stream_create(struct gpu *g, enum gpu_priority priority, struct CUstr
                          struct err *err)
 {
     use(g);
-    int least = 0, greatest = 0;
+    int least = 0, greatest = 0; /* lower numbers come first */
     cudaDeviceGetStreamPriorityRange(&least, &greatest);
-    cudaError_t status = cudaStreamCreateWithPriority(ret_stream, cudaStreamNonBlocking,
-                                                      priority == GPU_PRIORITY_HIGH ? greatest : least);
+    int levels[] = {least, least > greatest ? least - 1 : least, greatest};
+    cudaError_t status = cudaStreamCreateWithPriority(ret_stream, cudaStreamNonBlocking, levels[priority]);
     return status == cudaSuccess ? 0 : gpu_fail(err, status, "stream");
 }
 
@@ -490,6 +490,12 @@ static int by_gemv(const struct cuda_matmul_shape *s)
     return s->n <= 2 && s->out_type == DTYPE_F32 && s->cols % 8 == 0;
 }
 
+static int by_product(const struct gpu *g, const struct cuda_matmul_shape *s)
+{
+    return g->info.hopper && s->n <= CUDA_PRODUCT_TOKENS && s->out_type == DTYPE_F32 &&
+           s->cols % CUDA_PRODUCT_COLUMNS == 0;
+}
+
 /* Each use brings a plan one place further to the front. */
 static struct plan *find_plan(struct gpu *g, const struct cuda_matmul_shape *shape)
 {
@@ -523,7 +529,7 @@ static int make_handle(struct gpu *g, struct err *err)
 static int matmul_prepare(struct gpu *g, const struct cuda_matmul_shape *shape, struct err *err)
 {
     use(g);
-    if (shape->n == 0 || by_gemv(shape) || find_plan(g, shape))
+    if (shape->n == 0 || by_gemv(shape) || by_product(g, shape) || find_plan(g, shape))
         return 0;
     int r = g->handle ? 0 : make_handle(g, err);
     if (r < 0)
@@ -545,6 +551,17 @@ static int matmul(struct gpu *g, const struct cuda_matmul_shape *shape, const st
 {
     if (shape->n == 0)
         return 0;
+    if (by_product(g, shape)) {
+        struct cuda_product product = {.out = m->out,
+                                       .w = m->w,
+                                       .x = m->x,
+                                       .bias = m->bias,
+                                       .rows = shape->rows,
+                                       .cols = shape->cols,
+                                       .n = shape->n,
+                                       .accumulate = shape->accumulate};
+        return cuda_product(&product, stream);
+    }
     if (by_gemv(shape)) {
         struct cuda_gemv gemv = {.out = m->out,
                                  .w = m->w,
@@ -609,6 +626,8 @@ static const struct gpu_api api = {
     .graph_free = gpu_graph_free,
     .matmul_prepare = matmul_prepare,
     .matmul = matmul,
+    .product = cuda_product,
+    .product_blocks = cuda_product_blocks,
     .library_bytes = library_bytes,
     .embed = cuda_embed,
     .mix = cuda_mix,

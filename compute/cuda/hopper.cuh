@@ -30,10 +30,21 @@ __device__ __forceinline__ void wgmma_begin(void)
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
-__device__ __forceinline__ void wgmma_end(void)
+__device__ __forceinline__ void wgmma_commit(void)
 {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+
+/* Until at most `LEFT` groups are under way. */
+template <int LEFT> __device__ __forceinline__ void wgmma_wait(void)
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+
+__device__ __forceinline__ void wgmma_end(void)
+{
+    wgmma_commit();
+    wgmma_wait<0>();
 }
 
 /* What ordinary stores and cp.async wrote to shared memory becomes visible to wgmma. */
@@ -110,6 +121,46 @@ __device__ __forceinline__ void wgmma_values(float *d, const uint32_t *a, uint64
         WGMMA_REGISTERS_64("bf16");
     else
         WGMMA_REGISTERS_64("f16");
+}
+
+#define WGMMA_TOKENS_8                                                   \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"             \
+                 "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {" \
+                 "%0, %1, %2, %3}, "                                     \
+                 "%4, %5, p, 1, 1, 0, 0;\n}"                             \
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])        \
+                 : "l"(a), "l"(b), "r"(add))
+
+#define WGMMA_TOKENS_16                                                        \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"                  \
+                 "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"      \
+                 "%0, %1, %2, %3, %4, %5, %6, %7}, "                           \
+                 "%8, %9, p, 1, 1, 0, 0;\n}"                                   \
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), \
+                   "+f"(d[5]), "+f"(d[6]), "+f"(d[7])                          \
+                 : "l"(a), "l"(b), "r"(add))
+
+#define WGMMA_TOKENS_32                                                                    \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"                              \
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"                  \
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, " \
+                 "%16, %17, p, 1, 1, 0, 0;\n}"                                             \
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]),             \
+                   "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]),             \
+                   "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),        \
+                   "+f"(d[15])                                                             \
+                 : "l"(a), "l"(b), "r"(add))
+
+/* d (64 x TOKENS) = a (rows of a matrix in shared memory) * b (tokens there), + d where `add`; bf16. */
+template <int TOKENS>
+__device__ __forceinline__ void wgmma_tokens(float *d, uint64_t a, uint64_t b, int add)
+{
+    if (TOKENS == 32)
+        WGMMA_TOKENS_32;
+    else if (TOKENS == 16)
+        WGMMA_TOKENS_16;
+    else
+        WGMMA_TOKENS_8;
 }
 
 #endif

@@ -2,17 +2,13 @@
  *
  * A plan holds what the library wants described and the algorithm that it chose for one shape. The library
  * may choose another algorithm for another number of tokens, so a token's last bits can depend on its
- * company here. Where its first choice is not its best on an H200, a table names another of its choices, or
- * a setting that it does not name: a fixed one, since what is measured at a start could differ from process
- * to process. Plans are made and freed on the owner's thread; a plan is only read by launches. */
+ * company here. Few tokens go through product.cu on Hopper. Plans are made and freed on the owner's thread; a
+ * plan is only read by launches. */
 #include <cublasLt.h>
 #include <errno.h>
-#include <stdbool.h>
 
 #include "base/alloc.h"
 #include "compute/cuda/kernels.h"
-
-enum { CHOICES = 8 };
 
 struct cuda_matmul_plan {
     cublasLtMatmulDesc_t product;
@@ -65,94 +61,22 @@ static cublasStatus_t describe(struct cuda_matmul_plan *p, const struct cuda_mat
     return status;
 }
 
-/* What bench/lab/scan_matmul.cu found to be faster than the first choice, by more than 1 %. */
-struct better {
-    uint32_t rows, cols, least, most; /* tokens */
-    int tile, splits, custom;         /* as the library numbers them */
-    int made; /* the algorithm that takes these settings though the library does not name them; 0: as named */
-};
-
-static const struct better betters[] = {
-    {4096, 14336, 17, 32, 13, 1, 1, 66}, /* 36.96 -> 31.33 us, accumulated */
-    {4096, 4096, 17, 32, 13, 1, 1, 66},  /* 13.53 -> 11.51 us, accumulated */
-    {6144, 4096, 17, 32, 134, 1, 0, 0},  /* 16.32 -> 16.00 us */
-    {128256, 4096, 17, 32, 16, 1, 1, 0}, /* 269.5 -> 256.3 us */
-    {128256, 4096, 9, 16, 394, 1, 1, 0}, /* 253.5 -> 250.3 us */
-    {128256, 4096, 5, 8, 10, 1, 1, 0},   /* 250.6 -> 244.2 us */
-};
-
-static const struct better *better_of(const struct cuda_matmul_shape *s)
-{
-    for (unsigned b = 0; b < sizeof betters / sizeof *betters; b++)
-        if (s->rows == betters[b].rows && s->cols == betters[b].cols && s->n >= betters[b].least &&
-            s->n <= betters[b].most)
-            return &betters[b];
-    return NULL;
-}
-
-static int setting(const cublasLtMatmulAlgo_t *algo, cublasLtMatmulAlgoConfigAttributes_t name)
-{
-    int value = -1;
-    size_t written = 0;
-    cublasLtMatmulAlgoConfigGetAttribute(algo, name, &value, sizeof value, &written);
-    return value;
-}
-
-/* Whether the library takes its first choice with the table's settings, in one part. */
-static bool make(cublasLtHandle_t handle, const struct cuda_matmul_plan *p, const struct better *better,
-                 cublasLtMatmulAlgo_t *algo)
-{
-    const struct {
-        cublasLtMatmulAlgoConfigAttributes_t name;
-        int value;
-    } settings[] = {{CUBLASLT_ALGO_CONFIG_TILE_ID, better->tile},
-                    {CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 1},
-                    {CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, CUBLASLT_REDUCTION_SCHEME_NONE},
-                    {CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, better->custom}};
-    cublasLtMatmulHeuristicResult_t result;
-    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
-    if (!better->made || setting(algo, CUBLASLT_ALGO_CONFIG_ID) != better->made)
-        return false;
-    for (unsigned i = 0; i < sizeof settings / sizeof *settings && !status; i++)
-        status = cublasLtMatmulAlgoConfigSetAttribute(algo, settings[i].name, &settings[i].value,
-                                                      sizeof settings[i].value);
-    if (!status)
-        status = cublasLtMatmulAlgoCheck(handle, p->product, p->w, p->x, p->out, p->out, algo, &result);
-    return !status && result.workspaceSize <= p->workspace_bytes;
-}
-
-/* The table's choice, named by the library or made; where it is neither, the library's first. */
-static cublasLtMatmulAlgo_t best_of(cublasLtHandle_t handle, const struct cuda_matmul_plan *p,
-                                    const struct cuda_matmul_shape *s,
-                                    const cublasLtMatmulHeuristicResult_t *results, int found)
-{
-    const struct better *better = better_of(s);
-    cublasLtMatmulAlgo_t made = results[0].algo;
-    for (int i = 0; better && i < found; i++)
-        if (setting(&results[i].algo, CUBLASLT_ALGO_CONFIG_TILE_ID) == better->tile &&
-            setting(&results[i].algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM) == better->splits &&
-            setting(&results[i].algo, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION) == better->custom)
-            return results[i].algo;
-    return better && make(handle, p, better, &made) ? made : results[0].algo;
-}
-
-static cublasStatus_t choose(cublasLtHandle_t handle, const struct cuda_matmul_shape *shape,
-                             struct cuda_matmul_plan *p)
+static cublasStatus_t choose(cublasLtHandle_t handle, struct cuda_matmul_plan *p)
 {
     cublasLtMatmulPreference_t preference = NULL;
-    cublasLtMatmulHeuristicResult_t results[CHOICES];
+    cublasLtMatmulHeuristicResult_t result;
     int found = 0;
     cublasStatus_t status = cublasLtMatmulPreferenceCreate(&preference);
     if (!status)
         status = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                       &p->workspace_bytes, sizeof p->workspace_bytes);
     if (!status)
-        status = cublasLtMatmulAlgoGetHeuristic(handle, p->product, p->w, p->x, p->out, p->out, preference,
-                                                CHOICES, results, &found);
+        status = cublasLtMatmulAlgoGetHeuristic(handle, p->product, p->w, p->x, p->out, p->out, preference, 1,
+                                                &result, &found);
     if (!status && found < 1)
         status = CUBLAS_STATUS_NOT_SUPPORTED;
     if (!status)
-        p->algo = best_of(handle, p, shape, results, found);
+        p->algo = result.algo;
     if (preference)
         cublasLtMatmulPreferenceDestroy(preference);
     return status;
@@ -171,7 +95,7 @@ int cuda_matmul_plan(struct cublasLtContext *handle, const struct cuda_matmul_sh
     p->has_bias = shape->has_bias;
     cublasStatus_t status = describe(p, shape);
     if (!status)
-        status = choose(handle, shape, p);
+        status = choose(handle, p);
     if (status) {
         cuda_matmul_plan_free(&p);
         return status_errno(status);

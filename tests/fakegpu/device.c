@@ -72,6 +72,7 @@ static int device_open(const char *device, struct gpu **ret_gpu, struct err *err
     gpu->card = card;
     gpu->info = (struct gpu_info){.ordinal = ordinal,
                                   .multiprocessors = 132,
+                                  .hopper = 1,
                                   .bytes_total = card_bytes(),
                                   .context_bytes = CONTEXT_BYTES};
     snprintf(gpu->info.name, sizeof gpu->info.name, "double of a GPU");
@@ -185,6 +186,8 @@ static const struct gpu_api table = {
     .graph_free = fakegpu_graph_free,
     .matmul_prepare = fakegpu_matmul_prepare,
     .matmul = fakegpu_matmul,
+    .product = fakegpu_product,
+    .product_blocks = fakegpu_product_blocks,
     .library_bytes = library_bytes,
     .embed = fakegpu_embed,
     .mix = fakegpu_mix,

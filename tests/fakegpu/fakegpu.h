@@ -125,6 +125,8 @@ bool fakegpu_view_is_valid(const struct cuda_kv_view *kv);
 int fakegpu_matmul_prepare(struct gpu *gpu, const struct cuda_matmul_shape *shape, struct err *err);
 int fakegpu_matmul(struct gpu *gpu, const struct cuda_matmul_shape *shape, const struct cuda_matmul *matmul,
                    struct CUstream_st *stream);
+int fakegpu_product(const struct cuda_product *p, struct CUstream_st *stream);
+uint32_t fakegpu_product_blocks(uint32_t rows);
 int fakegpu_embed(const struct cuda_embed *, struct CUstream_st *);
 int fakegpu_mix(const struct cuda_mix *, struct CUstream_st *);
 int fakegpu_rmsnorm(const struct cuda_rmsnorm *, struct CUstream_st *);

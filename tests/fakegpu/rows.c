@@ -318,3 +318,83 @@ int fakegpu_matmul(struct gpu *gpu, const struct cuda_matmul_shape *shape, const
     return r < 0 ? r
                  : FAKEGPU_LAUNCH(stream, run_matmul, &a, matmul->out, matmul->w, matmul->x, matmul->bias);
 }
+
+/* ---- products of few tokens ---- */
+
+enum { PRODUCT_BLOCKS = 3 }; /* of which one has sums of squares, the others zeros */
+
+uint32_t fakegpu_product_blocks(uint32_t rows)
+{
+    return rows ? PRODUCT_BLOCKS : 0;
+}
+
+/* The factors of a norm that the product was to wait for. */
+static void scale_tokens(const struct cuda_product *p, float *out)
+{
+    for (uint32_t t = 0; p->squares && t < p->n; t++) {
+        float sum = 0;
+        for (uint32_t b = 0; b < p->square_blocks; b++)
+            sum += p->squares[b * CUDA_PRODUCT_TOKENS + t];
+        for (uint32_t r = 0; r < p->rows; r++)
+            out[(size_t)t * p->rows + r] /= sqrtf(sum / (float)p->cols + p->eps);
+    }
+}
+
+/* What the next product takes. */
+static void put_next(const struct cuda_product *p, const float *out, float *row)
+{
+    memset(p->next_squares, 0, PRODUCT_BLOCKS * CUDA_PRODUCT_TOKENS * sizeof *p->next_squares);
+    for (uint32_t t = 0; t < p->n; t++) {
+        for (uint32_t r = 0; r < p->rows; r++) {
+            float v = out[(size_t)t * p->rows + r];
+            p->next_squares[t] += v * v;
+            row[r] = v * p->next_weight[r];
+        }
+        fakegpu_store(p->next, DTYPE_BF16, (uint64_t)t * p->rows, row, p->rows);
+    }
+}
+
+static void put_gated(struct fakegpu_worker *worker, const struct cuda_product *p, const float *out,
+                      float *row)
+{
+    uint32_t half = p->rows / 2;
+    for (uint32_t t = 0; t < p->n; t++) {
+        const float *gate = out + (size_t)t * p->rows;
+        compute_swiglu(worker->compute, row, gate, gate + half, 1, (int)half);
+        fakegpu_store(p->gated, DTYPE_BF16, (uint64_t)t * half, row, half);
+    }
+}
+
+static void run_product(struct fakegpu_worker *worker, void *argument)
+{
+    const struct cuda_product *p = argument;
+    struct matrix w = {DTYPE_BF16, p->rows, p->cols, p->w};
+    size_t count = (size_t)p->n * p->rows;
+    float *x = fakegpu_scratch(worker, 0, (size_t)p->n * p->cols * sizeof *x);
+    float *out = fakegpu_scratch(worker, 1, count * sizeof *out);
+    float *row = fakegpu_scratch(worker, 2, p->rows * sizeof *row);
+    fakegpu_load(x, p->x, DTYPE_BF16, 0, (uint64_t)p->n * p->cols);
+    compute_matmul(worker->compute, out, &w, x, NULL, (int)p->n);
+    scale_tokens(p, out);
+    if (p->gated) {
+        put_gated(worker, p, out, row);
+        return;
+    }
+    for (size_t i = 0; i < count; i++)
+        out[i] += (p->bias ? p->bias[i % p->rows] : 0) + (p->accumulate ? p->out[i] : 0);
+    memcpy(p->out, out, count * sizeof *out);
+    if (p->next)
+        put_next(p, out, row);
+}
+
+int fakegpu_product(const struct cuda_product *p, struct CUstream_st *stream)
+{
+    if (p->n > CUDA_PRODUCT_TOKENS || p->rows == 0 || p->cols == 0 || p->cols % CUDA_PRODUCT_COLUMNS ||
+        !fakegpu_aligned(p->w, 16) || !fakegpu_aligned(p->x, 16) ||
+        (p->gated && (p->rows % 16 || p->accumulate || p->bias || p->next)) ||
+        (p->next && (!p->next_weight || !p->next_squares)))
+        return -EINVAL;
+    return p->n ? FAKEGPU_LAUNCH(stream, run_product, p, p->out, p->w, p->x, p->bias, p->squares, p->gated,
+                                 p->next, p->next_weight, p->next_squares)
+                : 0;
+}

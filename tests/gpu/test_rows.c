@@ -225,7 +225,7 @@ static void test_rope(void)
 }
 
 /* float64 sums over the same bf16 numbers. */
-static void product(float *out, const float *w, const float *x, const float *bias, const uint32_t *shape)
+static void product_of(float *out, const float *w, const float *x, const float *bias, const uint32_t *shape)
 {
     for (uint32_t t = 0; t < shape[2]; t++)
         for (uint32_t r = 0; r < shape[0]; r++) {
@@ -270,7 +270,7 @@ static void test_gemv(void)
         struct cuda_gemv gemv = {p.out,    p.device_w, p.device_x, p.device_bias,
                                  shape[0], shape[1],   shape[2],   0};
         EXPECT(cuda_gemv(&gemv, NULL) == 0);
-        product(p.ref, p.w, p.x, p.bias, shape);
+        product_of(p.ref, p.w, p.x, p.bias, shape);
         float *out = gpu_download(p.out, count * 4);
         gpu_compare("gemv", out, p.ref, count, 1e-5);
         /* The last token alone: the same bits. */
@@ -284,21 +284,136 @@ static void test_gemv(void)
     }
 }
 
+/* What a layer of a pass does around its products, in float64 but for the roundings that kernels.h names. */
+struct joined {
+    uint32_t shape[3];
+    int squares, gated, next, bias, accumulate;
+};
+
+enum { SQUARE_BLOCKS = 5 };
+
+static void joined_reference(const struct joined *j, float *ref, const float *squares, const float *bias,
+                             const float *before)
+{
+    for (uint32_t t = 0; t < j->shape[2]; t++) {
+        double sum = 0;
+        for (uint32_t b = 0; b < SQUARE_BLOCKS; b++)
+            sum += (double)squares[b * CUDA_PRODUCT_TOKENS + t];
+        for (uint32_t r = 0; r < j->shape[0]; r++) {
+            size_t at = (size_t)t * j->shape[0] + r;
+            double v = (double)ref[at];
+            if (j->squares)
+                v /= sqrt(sum / j->shape[1] + 1e-5);
+            ref[at] = (float)(v + (j->bias ? (double)bias[r] : 0) + (j->accumulate ? (double)before[at] : 0));
+        }
+    }
+}
+
+static void check_gated(const struct joined *j, const float *ref, const void *device)
+{
+    uint32_t half = j->shape[0] / 2, n = j->shape[2];
+    float *want = gpu_host((size_t)half * n * 4);
+    for (uint32_t t = 0; t < n; t++)
+        compute_swiglu(gpu_compute, want + (size_t)t * half, ref + (size_t)t * 2 * half,
+                       ref + (size_t)t * 2 * half + half, 1, (int)half);
+    float *out = gpu_from_bf16(gpu_download(device, (size_t)half * n * 2), (size_t)half * n);
+    gpu_compare("product gated", out, want, (size_t)half * n, 4e-3);
+}
+
+static void check_next(const struct joined *j, const float *out, const float *weight, const void *next,
+                       const float *next_squares)
+{
+    uint32_t rows = j->shape[0], n = j->shape[2], blocks = cuda_product_blocks(rows);
+    size_t count = (size_t)rows * n;
+    float *want = gpu_host(count * 4), sums[2][CUDA_PRODUCT_TOKENS] = {{0}};
+    const float *got = gpu_download(next_squares, blocks * CUDA_PRODUCT_TOKENS * 4ull);
+    for (uint32_t t = 0; t < n; t++) {
+        for (uint32_t r = 0; r < rows; r++) {
+            want[(size_t)t * rows + r] = out[(size_t)t * rows + r] * weight[r];
+            sums[0][t] += out[(size_t)t * rows + r] * out[(size_t)t * rows + r];
+        }
+        for (uint32_t b = 0; b < blocks; b++)
+            sums[1][t] += got[b * CUDA_PRODUCT_TOKENS + t];
+    }
+    gpu_compare("product next", gpu_from_bf16(gpu_download(next, count * 2), count), want, count, 4e-3);
+    gpu_compare("product squares", sums[1], sums[0], n, 1e-5);
+}
+
+static void run_joined(const struct joined *j)
+{
+    const uint32_t *shape = j->shape;
+    size_t count = (size_t)shape[0] * shape[2];
+    struct product_inputs p = product_inputs(shape);
+    float *squares = gpu_normals(SQUARE_BLOCKS * CUDA_PRODUCT_TOKENS, 100), *before = gpu_normals(count, 1);
+    float *weight = gpu_normals(shape[0], 1);
+    for (int i = 0; i < SQUARE_BLOCKS * CUDA_PRODUCT_TOKENS; i++)
+        squares[i] = fabsf(squares[i]);
+    struct cuda_product product = {.out = p.out,
+                                   .w = p.device_w,
+                                   .x = p.device_x,
+                                   .bias = j->bias ? p.device_bias : NULL,
+                                   .rows = shape[0],
+                                   .cols = shape[1],
+                                   .n = shape[2],
+                                   .accumulate = j->accumulate,
+                                   .squares = j->squares ? gpu_upload(squares, SQUARE_BLOCKS * 128) : NULL,
+                                   .square_blocks = j->squares ? SQUARE_BLOCKS : 0,
+                                   .eps = 1e-5f,
+                                   .gated = j->gated ? gpu_alloc(count) : NULL,
+                                   .next = j->next ? gpu_alloc(count * 2) : NULL,
+                                   .next_weight = j->next ? gpu_upload(weight, shape[0] * 4) : NULL,
+                                   .next_squares =
+                                       j->next ? gpu_alloc(cuda_product_blocks(shape[0]) * 128ull) : NULL};
+    cudaMemcpy(p.out, before, count * 4, cudaMemcpyHostToDevice);
+    EXPECT(cuda_product(&product, NULL) == 0);
+    product_of(p.ref, p.w, p.x, NULL, shape);
+    joined_reference(j, p.ref, squares, p.bias, before);
+    if (j->gated) {
+        check_gated(j, p.ref, product.gated);
+        return;
+    }
+    float *out = gpu_download(p.out, count * 4);
+    gpu_compare("product", out, p.ref, count,
+                shape[1] > 4096 ? 3e-5 : 1e-5); /* tensor cores cut what they add */
+    if (j->next)
+        check_next(j, out, weight, product.next, product.next_squares);
+    /* The last token alone: the same bits. */
+    uint32_t last = shape[2] - 1;
+    product.x = (uint16_t *)p.device_x + (size_t)last * shape[1];
+    product.n = 1;
+    product.squares = NULL, product.square_blocks = 0, product.next = NULL;
+    if (j->squares)
+        return;
+    cudaMemcpy(p.out, before + count - shape[0], shape[0] * 4, cudaMemcpyHostToDevice);
+    EXPECT(cuda_product(&product, NULL) == 0);
+    gpu_equal("product alone", gpu_download(p.out, shape[0] * 4), out + count - shape[0], shape[0] * 4);
+}
+
+static void test_product(void)
+{
+    if (!cuda_prefill_hopper(0))
+        return;
+    static const struct joined cases[] = {
+        {{64, 64, 1}, 0, 0, 0, 0, 0},      {{1001, 128, 3}, 0, 0, 0, 1, 1},
+        {{960, 576, 8}, 1, 0, 0, 1, 0},    {{576, 1536, 9}, 0, 0, 1, 0, 1},
+        {{3072, 576, 17}, 1, 1, 0, 0, 0},  {{1168, 1600, 32}, 1, 1, 0, 0, 0},
+        {{48, 64, 5}, 0, 1, 0, 0, 0},      {{6144, 4096, 32}, 1, 0, 0, 0, 0},
+        {{4096, 4096, 32}, 0, 0, 1, 0, 1}, {{28672, 4096, 31}, 1, 1, 0, 0, 0},
+        {{4096, 14336, 32}, 0, 0, 1, 0, 1}};
+    for (int i = 0; i < COUNT_OF(cases); i++)
+        if (!gpu_small || cases[i].shape[0] < 4096)
+            run_joined(&cases[i]);
+}
+
 static void test_matmul(void)
 {
-    /* The last ones have entries of their own in matmul.c. */
-    static const uint32_t shapes[][3] = {{64, 64, 1},      {1024, 576, 5},    {1536, 2048, 33},
-                                         {256, 4096, 200}, {4096, 4096, 17},  {4096, 4096, 32},
-                                         {6144, 4096, 31}, {4096, 14336, 25}, {4096, 14336, 32}};
-    enum { PLAIN = 4 };
+    static const uint32_t shapes[][3] = {{64, 64, 1}, {1024, 576, 5}, {1536, 2048, 33}, {256, 4096, 200}};
     cublasLtHandle_t handle = NULL;
     size_t workspace_bytes = 32 << 20;
     void *workspace = gpu_alloc(workspace_bytes);
     EXPECT(cublasLtCreate(&handle) == CUBLAS_STATUS_SUCCESS);
     for (int i = 0; i < COUNT_OF(shapes) * 3 && handle; i++) {
         const uint32_t *shape = shapes[i / 3];
-        if (i / 3 >= PLAIN && (gpu_small || i % 3 != 2)) /* f32 sums of what was there, as in a pass */
-            continue;
         size_t count = (size_t)shape[0] * shape[2];
         int bf16 = i % 3 == 1, accumulate = i % 3 == 2;
         struct product_inputs p = product_inputs(shape);
@@ -306,7 +421,7 @@ static void test_matmul(void)
                                       i % 3 == 0, accumulate, workspace_bytes};
         struct cuda_matmul_plan *plan = NULL;
         struct cuda_matmul m = {p.out, p.device_w, p.device_x, s.has_bias ? p.device_bias : NULL, workspace};
-        product(p.ref, p.w, p.x, s.has_bias ? p.bias : NULL, shape);
+        product_of(p.ref, p.w, p.x, s.has_bias ? p.bias : NULL, shape);
         if (accumulate) {
             float *before = gpu_normals(count, 1);
             cudaMemcpy(p.out, before, count * 4, cudaMemcpyHostToDevice);
@@ -318,11 +433,7 @@ static void test_matmul(void)
         cuda_matmul_plan_free(&plan);
         float *out =
             bf16 ? gpu_from_bf16(gpu_download(p.out, count * 2), count) : gpu_download(p.out, count * 4);
-        /* Tensor cores cut what they add: 1.6e-5 for sums of 14336. */
-        gpu_compare(bf16 ? "matmul bf16" : "matmul", out, p.ref, count,
-                    bf16              ? 4e-3
-                    : shape[1] > 4096 ? 3e-5
-                                      : 1e-5);
+        gpu_compare(bf16 ? "matmul bf16" : "matmul", out, p.ref, count, bf16 ? 4e-3 : 1e-5);
     }
     if (handle)
         cublasLtDestroy(handle);
@@ -568,6 +679,7 @@ const struct gpu_test tests_rows[] = {{"embed", test_embed},
                                       {"rope", test_rope},
                                       {"gemv", test_gemv},
                                       {"matmul", test_matmul},
+                                      {"product", test_product},
                                       {"kv_write", test_kv_write},
                                       {"rope_write", test_rope_write},
                                       {"gather_scatter", test_gather_scatter},
