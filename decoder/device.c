@@ -45,6 +45,7 @@ struct device {
     atomic_int stop;
     atomic_uint losses;               /* of the retriever: a step that waits for it learns of it by this */
     struct stepper_refusals refusals; /* the same */
+    unsigned losses_heard;            /* by the thread */
     pthread_mutex_t mutex;            /* of `figures` */
     struct device_figures figures;
     bool stale; /* a turn was made since */
@@ -90,6 +91,7 @@ static void put_post(struct device *d, struct post *post)
 
 static void emit(void *arg, enum scheduler_target target, const struct msg *msg)
 {
+    struct device *d = arg;
     static const enum post_kind kinds[] = {
         [SCHEDULER_TO_CLIENT] = POST_CLIENT,
         [SCHEDULER_TO_STORE] = POST_STORE,
@@ -98,7 +100,8 @@ static void emit(void *arg, enum scheduler_target target, const struct msg *msg)
     struct post *post = mem_alloc(1, sizeof *post);
     post->kind = kinds[target];
     post->msg = *msg;
-    put_post(arg, post);
+    post->losses = d->losses_heard;
+    put_post(d, post);
 }
 
 static void post_text(struct device *d, enum post_kind kind, const char *text)
@@ -244,6 +247,7 @@ static int prepare(struct device *d, struct err *err)
                                         .chunk = d->options.chunk,
                                         .head = d->head.fingerprint,
                                         .features = d->head.features.layers > 0,
+                                        .grace_ns = DEVICE_GRACE_S * CLOCK_S,
                                         .eos = d->eos,
                                         .emit = emit,
                                         .meanwhile = publish_figures,
@@ -270,6 +274,7 @@ static int obey(struct device *d, struct order *order, struct err *err)
         scheduler_retriever(d->scheduler, &order->msg);
         break;
     case ORDER_RETRIEVER_LOST:
+        d->losses_heard++;
         stepper_retriever_lost(d->stepper);
         scheduler_retriever_ready(d->scheduler, 0);
         break;

@@ -18,6 +18,10 @@
 #include "decoder/stepper.h"
 #include "model/model.h"
 
+/* How long requests wait for another retriever when one is gone: as long as for any peer's answer, since to
+ * load a head takes seconds. */
+#define DEVICE_GRACE_S 30
+
 struct device_options {
     const struct model *model;
     const char *device; /* "cpu" or a GPU's name */

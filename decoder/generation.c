@@ -67,7 +67,8 @@ struct generation *generation_create(uint64_t id, struct msg *generate,
                                      const struct generation_limits *limits)
 {
     struct generation *q = mem_alloc(1, sizeof *q);
-    q->id = id;
+    CHECK(id <= GENERATION_ID);
+    q->id = q->sequence = id;
     q->ask = *generate;
     generate->memory = NULL;
     q->queued_at_ns = clock_now_ns();
@@ -105,9 +106,10 @@ void generation_admit(struct generation *q, enum generation_state state)
 {
     CHECK(q->state == GENERATION_QUEUED && !q->finish);
     q->state = state;
+    q->again = false;
     q->asked_ns = clock_now_ns();
     if (q->tokens)
-        return; /* refused once for want of room, and asked again */
+        return; /* refused once for want of room, or begun again */
     q->tokens = mem_alloc(q->capacity, sizeof *q->tokens);
     memcpy(q->tokens, q->ask.generate.tokens.at, q->prompt * sizeof *q->tokens);
     q->count = q->prompt;
@@ -118,7 +120,7 @@ void generation_end(struct generation *q, uint32_t reason)
     if (q->finish)
         return;
     q->finish = reason;
-    if (reason != FINISH_LENGTH && q->count > q->recorded && q->count > q->prompt)
+    if (reason != FINISH_LENGTH && q->count > q->prompt + q->sent)
         q->count--;
 }
 
@@ -135,6 +137,24 @@ int generation_fail(struct generation *q, int code, const char *fmt, ...)
     return err_set(&q->failure, code, "%s", text);
 }
 
+int generation_begin_again(struct generation *q, const struct kv_counters *counters)
+{
+    CHECK(q->state == GENERATION_CLOSING && q->again && !q->finish);
+    q->state = GENERATION_QUEUED;
+    q->again = false;
+    if (counters)
+        msg_add_counters(&q->counters, counters);
+    if (q->vain == GENERATION_VAIN_MAX)
+        return generation_fail(q, -EHOSTUNREACH, "retriever is gone, %u times without a new token in between",
+                               q->vain + 1);
+    q->begun++;
+    q->vain++;
+    q->sequence = (uint64_t)q->begun << GENERATION_ID_BITS | q->id;
+    q->count = q->prompt + q->sent;
+    q->recorded = q->done = q->told = q->cached = 0;
+    return 0;
+}
+
 static bool ends(const struct generation *q, uint32_t id, const uint8_t *eos)
 {
     const struct msg_generate *g = &q->ask.generate;
@@ -147,6 +167,7 @@ static bool ends(const struct generation *q, uint32_t id, const uint8_t *eos)
 void generation_take(struct generation *q, uint32_t id, const uint8_t *eos, int64_t now_ns)
 {
     CHECK(!q->finish && q->count < q->capacity);
+    q->vain = 0;
     q->last_at_ns = now_ns;
     if (!q->first_at_ns)
         q->first_at_ns = now_ns;
@@ -159,11 +180,11 @@ void generation_take(struct generation *q, uint32_t id, const uint8_t *eos, int6
         generation_end(q, FINISH_LENGTH);
 }
 
-static void begin(const struct generation *q, uint32_t kind, struct msg *ret)
+static void begin(uint64_t id, uint32_t kind, struct msg *ret)
 {
     memset(ret, 0, sizeof *ret);
     ret->kind = kind;
-    ret->id = q->id;
+    ret->id = id;
 }
 
 static void copy_tokens(struct msg *msg, struct msg_u32s *to, const uint32_t *from, uint32_t count)
@@ -201,8 +222,8 @@ void generation_open_store(const struct generation *q, uint64_t head, struct msg
 void generation_open_retriever(const struct generation *q, bool prefix, struct msg *ret)
 {
     const struct msg_generate *g = &q->ask.generate;
-    begin(q, MSG_OPEN, ret);
-    ret->open.sequence = q->id;
+    begin(q->sequence, MSG_OPEN, ret);
+    ret->open.sequence = q->sequence;
     ret->open.made.kind = ARENA_MADE_FULL;
     ret->open.capacity = q->capacity;
     if (q->sparse) {
@@ -222,13 +243,14 @@ void generation_open_retriever(const struct generation *q, bool prefix, struct m
 
 void generation_close(const struct generation *q, struct msg *ret)
 {
-    begin(q, MSG_CLOSE, ret);
-    ret->close.sequence = q->id;
+    begin(q->sequence, MSG_CLOSE, ret);
+    ret->close.sequence = q->sequence;
 }
 
-void generation_progress(const struct generation *q, struct msg *ret)
+void generation_progress(struct generation *q, struct msg *ret)
 {
-    begin(q, MSG_PROGRESS, ret);
+    q->shown = q->done;
+    begin(q->id, MSG_PROGRESS, ret);
     ret->progress = (struct msg_progress){q->done, q->prompt, q->cached};
 }
 
@@ -236,7 +258,7 @@ void generation_tokens(struct generation *q, struct msg *ret)
 {
     uint32_t first = q->prompt + q->sent;
     CHECK(q->recorded > first && q->recorded <= q->count);
-    begin(q, MSG_TOKEN, ret);
+    begin(q->id, MSG_TOKEN, ret);
     copy_tokens(ret, &ret->token.tokens, q->tokens + first, q->recorded - first);
     q->sent = q->recorded - q->prompt;
 }
@@ -246,10 +268,10 @@ static int64_t between(int64_t from, int64_t to)
     return from && to > from ? to - from : 0;
 }
 
-void generation_done(const struct generation *q, const struct kv_counters *counters, struct msg *ret)
+void generation_done(struct generation *q, const struct kv_counters *counters, struct msg *ret)
 {
     int64_t now = clock_now_ns();
-    begin(q, MSG_DONE, ret);
+    begin(q->id, MSG_DONE, ret);
     struct msg_done *d = &ret->done;
     d->reason = q->finish;
     if (q->finish == FINISH_ERROR) {
@@ -263,5 +285,6 @@ void generation_done(const struct generation *q, const struct kv_counters *count
     d->prefill_ns = between(q->granted_at_ns, q->first_at_ns ? q->first_at_ns : now);
     d->decode_ns = between(q->first_at_ns, q->last_at_ns);
     if (counters)
-        d->counters = *counters;
+        msg_add_counters(&q->counters, counters);
+    d->counters = q->counters;
 }

@@ -17,12 +17,21 @@ enum generation_state {
     GENERATION_ASKING,  /* OPEN was sent to the retriever, which says how much of the prompt it has keys of */
     GENERATION_OPENING, /* OPEN was sent to the store */
     GENERATION_PREFILL, /* granted; positions [done, prompt) are to be computed */
-    GENERATION_DECODE,  /* done + 1 == count: the last token is to be computed */
+    GENERATION_DECODE,  /* done < count: the token at `done` is to be computed, mostly the last */
     GENERATION_CLOSING, /* CLOSE was sent */
 };
 
+/* Times that one is begun again without a new token in between: where it is the request that ends each
+ * retriever. */
+#define GENERATION_VAIN_MAX 4
+
+/* Bits of a sequence's name that are the request's number; those above say how often it was begun again. */
+#define GENERATION_ID_BITS 48
+#define GENERATION_ID      ((UINT64_C(1) << GENERATION_ID_BITS) - 1)
+
 struct generation {
-    uint64_t id; /* the request's number in this process, and the store's name of the sequence */
+    uint64_t id;       /* the request's number in this process */
+    uint64_t sequence; /* its name to the store and the retriever: another one each time it is begun */
     enum generation_state state;
     struct msg ask; /* GENERATE; owns its memory */
     struct sampler_params sampling;
@@ -34,14 +43,18 @@ struct generation {
     uint32_t recorded; /* of them in a posted record, or cached */
     uint32_t sent;     /* generated tokens that went to the client */
     uint32_t done;     /* positions whose KV is made */
+    uint32_t shown;    /* of the prompt, by the last PROGRESS */
     uint32_t told;     /* positions that the retriever has */
     /* Where its hidden states of the step last computed go: row and position of the first. */
     uint32_t feature_row, feature_position;
-    uint32_t kept;          /* positions that the retriever has keys of: its GRANT */
-    uint32_t index, cached; /* GRANT */
-    uint32_t finish;        /* enum finish_reason, 0 while it goes on */
-    struct err failure;     /* FINISH_ERROR */
-    int64_t asked_ns;       /* when OPEN or CLOSE was sent */
+    uint32_t kept;               /* positions that the retriever has keys of: its GRANT */
+    uint32_t index, cached;      /* GRANT */
+    uint32_t finish;             /* enum finish_reason, 0 while it goes on */
+    struct err failure;          /* FINISH_ERROR */
+    bool again;                  /* its keys are lost: when it is closed, it is begun again */
+    uint32_t begun, vain;        /* times that it was begun again; those since its last new token */
+    struct kv_counters counters; /* of the times before */
+    int64_t asked_ns;            /* when OPEN or CLOSE was sent */
     int64_t queued_at_ns, granted_at_ns, first_at_ns, last_at_ns; /* 0: not yet */
 };
 
@@ -65,6 +78,11 @@ void generation_end(struct generation *q, uint32_t reason);
 int generation_fail(struct generation *q, int code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* From `again` and closed, with the store's last counters (may be NULL), back to QUEUED. The tokens that went
+ * to the client are known from then on: they are computed, and not sampled, a second time. -EHOSTUNREACH: it
+ * was so too often, and has failed. */
+int generation_begin_again(struct generation *q, const struct kv_counters *counters);
+
 /* Takes the token that was sampled for position `count` at `now_ns`; `eos` [vocab] says which end it. */
 void generation_take(struct generation *q, uint32_t id, const uint8_t *eos, int64_t now_ns);
 
@@ -73,9 +91,9 @@ void generation_take(struct generation *q, uint32_t id, const uint8_t *eos, int6
 void generation_open_store(const struct generation *q, uint64_t head, struct msg *ret);
 void generation_open_retriever(const struct generation *q, bool prefix, struct msg *ret);
 void generation_close(const struct generation *q, struct msg *ret);
-void generation_progress(const struct generation *q, struct msg *ret);
+void generation_progress(struct generation *q, struct msg *ret);
 void generation_tokens(struct generation *q,
                        struct msg *ret); /* those recorded and not sent; counts them as sent */
-void generation_done(const struct generation *q, const struct kv_counters *counters, struct msg *ret);
+void generation_done(struct generation *q, const struct kv_counters *counters, struct msg *ret);
 
 #endif

@@ -40,6 +40,8 @@ struct post {
     char text[ERR_TEXT_MAX];
     int fd;         /* POST_EXPORT: the post's own */
     uint64_t epoch; /* POST_EXPORT: of the retriever that it was made for */
+    unsigned
+        losses; /* POST_RETRIEVER: retrievers that the device thread knew to be gone; it is for the next */
 };
 
 #endif

@@ -20,7 +20,8 @@ struct scheduler {
     struct generation *all[SCHEDULER_REQUESTS_MAX]; /* in order of arrival */
     uint32_t count;
     bool retriever_ready;
-    bool full; /* the store had no room: nobody is admitted until a sequence is closed */
+    int64_t lost_at_ns; /* when it was not, last */
+    bool full;          /* the store had no room: nobody is admitted until a sequence is closed */
     struct scheduler_figures figures;
 
     struct generation *members[LIMIT_SEQUENCES]; /* of the step being made */
@@ -30,7 +31,8 @@ struct scheduler {
     uint32_t posted; /* members of the step that runs */
 };
 
-static void leave_step(void *arg, uint64_t id);
+static void leave_step(void *arg, uint64_t sequence);
+static void lose_retriever(void *arg);
 static void send_recorded(void *arg);
 
 struct scheduler *scheduler_create(const struct scheduler_options *options, struct stepper *stepper)
@@ -40,7 +42,9 @@ struct scheduler *scheduler_create(const struct scheduler_options *options, stru
     s->options = *options;
     s->stepper = stepper;
     s->retriever_ready = !options->features;
+    s->lost_at_ns = clock_now_ns();
     stepper_on_refused(stepper, leave_step, s);
+    stepper_on_lost(stepper, lose_retriever, s);
     stepper_on_meanwhile(stepper, send_recorded, s);
     return s;
 }
@@ -66,6 +70,12 @@ static struct generation *find(const struct scheduler *s, uint64_t id)
         if (s->all[i]->id == id)
             return s->all[i];
     return NULL;
+}
+
+static struct generation *find_sequence(const struct scheduler *s, uint64_t sequence)
+{
+    struct generation *q = find(s, sequence & GENERATION_ID);
+    return q && q->sequence == sequence ? q : NULL;
 }
 
 /* Says the last word on it and forgets it. `counters` may be NULL. */
@@ -133,7 +143,7 @@ static void send_close(struct scheduler *s, struct generation *q)
     q->asked_ns = clock_now_ns();
     generation_close(q, &msg);
     emit(s, SCHEDULER_TO_STORE, &msg);
-    if (q->sparse) {
+    if (q->sparse && !q->again) {
         generation_close(q, &msg);
         emit(s, SCHEDULER_TO_RETRIEVER, &msg);
     }
@@ -141,10 +151,10 @@ static void send_close(struct scheduler *s, struct generation *q)
 
 /* The sets of a sequence in a step never come: it leaves. All its tokens are recorded then. Why, an order
  * says that is on its way: the store hears of this later, and so CLOSED is behind it. */
-static void leave_step(void *arg, uint64_t id)
+static void leave_step(void *arg, uint64_t sequence)
 {
     struct scheduler *s = arg;
-    struct generation *q = find(s, id);
+    struct generation *q = find_sequence(s, sequence);
     if (q && computes(q))
         send_close(s, q);
 }
@@ -159,8 +169,13 @@ static void take_grant(struct scheduler *s, struct generation *q, const struct m
 {
     if (q->state != GENERATION_OPENING)
         return;
-    q->granted_at_ns = clock_now_ns();
+    if (!q->granted_at_ns)
+        q->granted_at_ns = clock_now_ns();
     q->state = GENERATION_PREFILL;
+    if (q->again) {
+        send_close(s, q);
+        return;
+    }
     if (grant->index >= LIMIT_SEQUENCES || grant->cached >= q->prompt || grant->cached % BLOCK_TOKENS ||
         (grant->cached > q->kept && reads_features(s, q))) {
         generation_fail(q, -EPROTO, "kvstore granted index %u and %u cached of %u tokens, which cannot be",
@@ -191,21 +206,31 @@ static void take_refusal(struct scheduler *s, struct generation *q, const struct
     retire(s, q, NULL);
 }
 
+/* The store has closed it. `counters` may be NULL. */
+static void take_closed(struct scheduler *s, struct generation *q, const struct kv_counters *counters)
+{
+    s->full = false;
+    if (!q->again || q->finish)
+        retire(s, q, counters);
+    else if (generation_begin_again(q, counters) < 0)
+        retire(s, q, NULL);
+    else
+        s->figures.begun_again++;
+}
+
 void scheduler_store(struct scheduler *s, const struct msg *msg)
 {
-    struct generation *q = find(s, msg->id);
+    struct generation *q = find_sequence(s, msg->id);
     if (!q)
         return;
     if (msg->kind == MSG_GRANT) {
         take_grant(s, q, &msg->grant);
     } else if (msg->kind == MSG_CLOSED && q->state == GENERATION_CLOSING) {
-        s->full = false;
-        retire(s, q, &msg->closed.counters);
+        take_closed(s, q, &msg->closed.counters);
     } else if (msg->kind == MSG_ERROR && q->state == GENERATION_OPENING) {
         take_refusal(s, q, &msg->error);
     } else if (msg->kind == MSG_ERROR && q->state == GENERATION_CLOSING) {
-        s->full = false;
-        retire(s, q, NULL);
+        take_closed(s, q, NULL);
     } else if (msg->kind == MSG_ERROR) {
         generation_fail(q, msg->error.code < 0 ? msg->error.code : -EPROTO, "kvstore: %s", msg->error.text);
     }
@@ -251,7 +276,7 @@ static void take_kept(struct scheduler *s, struct generation *q, const struct ms
 
 void scheduler_retriever(struct scheduler *s, const struct msg *msg)
 {
-    struct generation *q = find(s, msg->id);
+    struct generation *q = find_sequence(s, msg->id);
     if (!q || q->state == GENERATION_QUEUED)
         return;
     if (msg->kind == MSG_GRANT) {
@@ -271,23 +296,33 @@ void scheduler_export(struct scheduler *s, struct export *export)
     stepper_export(s->stepper, export);
 }
 
-void scheduler_retriever_ready(struct scheduler *s, int ready)
+/* With the retriever go the keys of all sequences. In a step, those in it leave it by their CLOSE; one that
+ * has its last token needs none. */
+static void lose_retriever(void *arg)
 {
+    struct scheduler *s = arg;
+    s->retriever_ready = false;
+    s->lost_at_ns = clock_now_ns();
     for (uint32_t i = 0; i < s->count; i++) {
         struct generation *q = s->all[i];
-        if (q->state != GENERATION_ASKING)
-            continue;
-        q->state = GENERATION_QUEUED;
-        if (q->finish) {
-            retire(s, q, NULL);
-            i--; /* the next one moved up */
+        if (q->state == GENERATION_ASKING) { /* only it was asked */
+            q->state = GENERATION_QUEUED;
+            if (q->finish) {
+                retire(s, q, NULL);
+                i--; /* the next one moved up */
+            }
+        } else if (q->sparse && !q->finish && (computes(q) || q->state == GENERATION_OPENING)) {
+            q->again = true;
+            if (computes(q))
+                send_close(s, q);
         }
     }
-    for (uint32_t i = 0; i < s->count; i++) {
-        struct generation *q = s->all[i];
-        if (q->sparse && q->state != GENERATION_QUEUED && q->state != GENERATION_CLOSING && !q->finish)
-            generation_fail(q, -EHOSTUNREACH, "retriever is gone, and with it the keys of the sequence");
-    }
+}
+
+void scheduler_retriever_ready(struct scheduler *s, int ready)
+{
+    if (!ready)
+        lose_retriever(s);
     s->retriever_ready = ready;
 }
 
@@ -308,6 +343,17 @@ static int check_answers(const struct scheduler *s, struct err *err)
     return 0;
 }
 
+/* Whether a retriever is there, or still waited for; if not the sequence has ended. */
+static bool awaits_retriever(struct scheduler *s, struct generation *q)
+{
+    if (!q->sparse || s->retriever_ready || clock_now_ns() - s->lost_at_ns < s->options.grace_ns)
+        return true;
+    generation_fail(q, -EHOSTUNREACH, "retriever is gone, and no other came within %lld s",
+                    (long long)(s->options.grace_ns / CLOCK_S));
+    retire(s, q, NULL);
+    return false;
+}
+
 static void admit(struct scheduler *s)
 {
     uint32_t running = live(s), places = s->options.sequences - running;
@@ -317,12 +363,12 @@ static void admit(struct scheduler *s)
         struct generation *q = s->all[i];
         if (q->state != GENERATION_QUEUED)
             continue;
-        if (q->sparse && !s->retriever_ready) {
-            generation_fail(q, -EHOSTUNREACH, "retriever is gone");
-            retire(s, q, NULL);
+        if (!awaits_retriever(s, q)) {
             i--; /* the next one moved up */
             continue;
         }
+        if (q->sparse && !s->retriever_ready)
+            continue;
         struct msg msg;
         bool prefix = reads_features(s, q) && (q->ask.generate.flags & GENERATE_REUSE);
         generation_admit(q, prefix ? GENERATION_ASKING : GENERATION_OPENING);
@@ -383,7 +429,7 @@ static void tell_retriever(struct scheduler *s, struct generation *q, uint32_t s
         uint32_t flags = select && q->told + n == end ? STEP_ENTRY_SELECT : 0;
         struct msg msg;
         begin_step(s, step, 1, n, &msg);
-        put_entry(s, &msg, 0, &(struct msg_step_entry){q->id, q->index, q->told, n, flags}, q);
+        put_entry(s, &msg, 0, &(struct msg_step_entry){q->sequence, q->index, q->told, n, flags}, q);
         memcpy((uint32_t *)msg.step.tokens.at, q->tokens + q->told, n * sizeof(uint32_t));
         q->told += n;
         emit(s, SCHEDULER_TO_RETRIEVER, &msg);
@@ -399,7 +445,8 @@ static void tell_retriever_batch(struct scheduler *s, uint32_t count, enum selec
     for (uint32_t i = 0; i < count; i++) {
         struct generation *q = s->members[i];
         CHECK(q->told == q->done);
-        put_entry(s, &msg, i, &(struct msg_step_entry){q->id, q->index, q->done, 1, STEP_ENTRY_SELECT}, q);
+        put_entry(s, &msg, i, &(struct msg_step_entry){q->sequence, q->index, q->done, 1, STEP_ENTRY_SELECT},
+                  q);
         ((uint32_t *)msg.step.tokens.at)[i] = q->tokens[q->told++];
     }
     if (mode != SELECTION_PREVIOUS)
@@ -445,7 +492,7 @@ static void send_recorded(void *arg)
         emit(s, SCHEDULER_TO_RETRIEVER, &s->told);
     s->told = (struct msg){0};
     for (uint32_t i = 0; i < s->posted; i++)
-        if (s->members[i]->recorded > s->members[i]->prompt)
+        if (s->members[i]->recorded > s->members[i]->prompt + s->members[i]->sent)
             send_tokens(s, s->members[i]);
     if (s->options.meanwhile)
         s->options.meanwhile(s->options.arg);
@@ -472,7 +519,7 @@ static int compute(struct scheduler *s, const struct stepper_spec *spec, struct 
                             s->verdicts[i].why, strerror(-s->verdicts[i].status));
         } else {
             q->done += spec->parts[i].count;
-            if (spec->parts[i].sampling)
+            if (spec->parts[i].sampling && q->done == q->count)
                 take_token(s, q, s->verdicts[i].token, now_ns);
         }
     }
@@ -482,7 +529,7 @@ static int compute(struct scheduler *s, const struct stepper_spec *spec, struct 
 static void add_member(struct scheduler *s, uint32_t at, struct generation *q, uint32_t count, bool sampled)
 {
     s->members[at] = q;
-    s->parts[at] = (struct stepper_part){.id = q->id,
+    s->parts[at] = (struct stepper_part){.id = q->sequence,
                                          .index = q->index,
                                          .position = q->done,
                                          .count = count,
@@ -529,8 +576,10 @@ static int prefill(struct scheduler *s, struct generation *q, struct err *err)
         tell_behind(s, q, end);
     struct msg msg;
     s->figures.prompt_tokens += n;
-    generation_progress(q, &msg);
-    emit(s, SCHEDULER_TO_CLIENT, &msg);
+    if (q->done > q->shown) {
+        generation_progress(q, &msg);
+        emit(s, SCHEDULER_TO_CLIENT, &msg);
+    }
     if (last)
         q->state = GENERATION_DECODE;
     return 0;
@@ -591,9 +640,9 @@ static void close_finished(struct scheduler *s)
     uint32_t n = 0;
     for (uint32_t i = 0; i < s->count; i++) {
         struct generation *q = s->all[i];
-        if (computes(q) && q->finish && q->count > q->recorded && q->count > q->prompt) {
+        if (computes(q) && q->finish && q->count > q->prompt + q->sent) {
             s->members[n] = q;
-            s->parts[n++] = (struct stepper_part){.id = q->id,
+            s->parts[n++] = (struct stepper_part){.id = q->sequence,
                                                   .index = q->index,
                                                   .position = q->recorded,
                                                   .count = q->count - q->recorded,

@@ -24,6 +24,7 @@ struct scheduler_options {
     uint64_t head;      /* fingerprint of the retrieval head: part of how sparse KV is made */
     const uint8_t *eos; /* [vocab], borrowed: 1 = ends a generation */
     bool features;      /* the head reads hidden states: scheduler_export says where they go */
+    int64_t grace_ns;   /* how long a request waits for another retriever when one is gone */
     /* Sends `msg`, whose memory (mem_free) passes to the callee; msg->id is the sequence or step. To a
      * client the sequence's id names the request. */
     void (*emit)(void *arg, enum scheduler_target target, const struct msg *msg);
@@ -37,6 +38,7 @@ struct scheduler_figures {
     uint64_t prompt_tokens, cached_tokens, generated_tokens; /* computed; of them not; sampled */
     uint64_t finished[5];                                    /* by enum finish_reason */
     uint64_t non_finite;                                     /* sequences ended because of it */
+    uint64_t begun_again;                                    /* because their retriever was gone */
 };
 
 struct scheduler;
@@ -52,8 +54,10 @@ void scheduler_cancel(struct scheduler *s, uint64_t id); /* unknown: nothing */
 void scheduler_store(struct scheduler *s, const struct msg *msg);
 void scheduler_retriever(struct scheduler *s, const struct msg *msg);
 
-/* The retriever is there (again), or gone: then sparse sequences that live fail, and new ones are refused;
- * those whose OPEN it has not answered are as if they had not been opened. */
+/* The retriever is there (again), or gone: then sparse sequences that live are closed and wait, in the order
+ * in which they came and with those that come meanwhile, to be begun again with the next one: from the
+ * prompt, since what the head's keys are made of is not kept. What their clients have got is computed once
+ * more and not sampled. None for grace_ns: they fail. A step that waits for selections finds out by itself. */
 void scheduler_retriever_ready(struct scheduler *s, int ready);
 
 /* Where hidden states go; borrowed, of the stepper too. Before the retriever is ready for the first time, and

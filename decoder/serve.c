@@ -52,9 +52,9 @@ struct serve {
     struct mailbox *posts;
     struct device *device;
     struct requests requests;
-    const char *state;   /* static text */
-    bool loaded, taken;  /* the device thread is ready; the retriever uses the feature segment */
-    bool retriever_mute; /* it took no OPEN, and has not greeted since */
+    const char *state;  /* static text */
+    unsigned losses;    /* of the retriever */
+    bool loaded, taken; /* the device thread is ready; the retriever uses the feature segment */
     bool ready, draining, ending;
     int exit_code;
 };
@@ -305,6 +305,13 @@ static void hand_over(struct serve *s, int fd, uint64_t retriever_epoch)
         fail(s, "retriever: %s", err.text);
 }
 
+/* Greeted, and with hidden states where it reads any: sequences can be told to it. */
+static void retriever_at_hand(struct serve *s)
+{
+    set_state(s, s->ready ? "ready" : "loading");
+    give_order(s, ORDER_RETRIEVER_READY, 0, NULL);
+}
+
 static void handed_over(void *arg, const char *why)
 {
     struct serve *s = arg;
@@ -313,8 +320,7 @@ static void handed_over(void *arg, const char *why)
         return;
     }
     s->taken = true;
-    set_state(s, s->ready ? "ready" : "loading");
-    give_order(s, ORDER_RETRIEVER_READY, 0, NULL);
+    retriever_at_hand(s);
     look_ready(s);
 }
 
@@ -339,38 +345,34 @@ static const char *reason(int code)
     return code == -EAGAIN ? "it is gone, or reads nothing" : strerror(-code);
 }
 
-/* A retriever that is gone and not yet missed is asked to open a sequence: it knows nothing of that one,
- * which fails alone. */
-static int refuse_open(struct serve *s, const struct msg *open, int code)
+/* One that does not hear of everything about its sequences is as good as gone: it is greeted anew, and they
+ * are begun again. What was meant for one that is gone already is of nobody. */
+static void to_retriever(struct serve *s, struct post *post)
 {
-    struct msg msg = {.kind = MSG_ERROR, .id = open->id, .error.code = -EHOSTUNREACH};
-    snprintf(msg.error.text, sizeof msg.error.text, "it takes no messages: %s", reason(code));
-    s->retriever_mute = true;
-    give_order(s, ORDER_RETRIEVER, 0, &msg);
-    return 0;
+    char why[128];
+    int r = post->losses == s->losses ? bus_send(s->retriever, &post->msg) : -ENOTCONN;
+    if (post->msg.kind == MSG_STEP)
+        trace(TRACE_TOLD, (uint32_t)post->msg.id);
+    if (r == 0 || r == -ENOTCONN)
+        return;
+    snprintf(why, sizeof why, "it takes no messages: %s: %s", msg_kind_name(post->msg.kind), reason(r));
+    bus_client_reset(s->retriever, why);
 }
 
 static void handle_post(struct serve *s, struct post *post)
 {
-    int r = 0;
-    const char *to = "";
+    int r;
     switch (post->kind) {
     case POST_CLIENT:
         to_client(s, &post->msg);
         break;
     case POST_STORE:
-        to = "kvstore";
         r = bus_send(s->store, &post->msg);
+        if (r < 0) /* a sequence that it did not hear of everything about cannot go on */
+            fail(s, "kvstore takes no messages: %s: %s", msg_kind_name(post->msg.kind), reason(r));
         break;
     case POST_RETRIEVER:
-        to = "retriever";
-        r = bus_send(s->retriever, &post->msg);
-        if (r < 0 && post->msg.kind == MSG_OPEN)
-            r = refuse_open(s, &post->msg, r);
-        if (r < 0 && post->msg.kind == MSG_CLOSE && (r == -ENOTCONN || s->retriever_mute))
-            r = 0; /* it is gone, and the sequence's keys with it: nobody is left to be told */
-        if (post->msg.kind == MSG_STEP)
-            trace(TRACE_TOLD, (uint32_t)post->msg.id);
+        to_retriever(s, post);
         break;
     case POST_OPENED:
         device_opened(s, post->text);
@@ -386,9 +388,6 @@ static void handle_post(struct serve *s, struct post *post)
         fail(s, "%s", post->text);
         break;
     }
-    /* A sequence that a peer did not hear of everything about cannot go on. */
-    if (r < 0)
-        fail(s, "%s takes no messages: %s: %s", to, msg_kind_name(post->msg.kind), reason(r));
 }
 
 static void on_posts(void *arg, uint32_t events)
@@ -520,15 +519,14 @@ static void retriever_welcome(void *arg, const struct msg_hello *hello, uint64_t
         return;
     }
     s->retriever_epoch = epoch;
-    s->retriever_mute = false;
     snprintf(s->retriever_device, sizeof s->retriever_device, "%s", hello->device);
     log_info("greeted retriever %016" PRIx64 ": %u layer groups, head %016" PRIx64, epoch,
              s->identity.layout.groups, s->identity.head);
     if (again) {
         if (s->identity.features.layers)
-            give_order(s, ORDER_EXPORT, epoch, NULL); /* and when it has that, ORDER_RETRIEVER_READY */
+            give_order(s, ORDER_EXPORT, epoch, NULL); /* and when it has that, it is at hand */
         else
-            give_order(s, ORDER_RETRIEVER_READY, 0, NULL);
+            retriever_at_hand(s);
         return;
     }
     struct msg_hello own;
@@ -552,10 +550,13 @@ static void retriever_lost(void *arg, const char *why)
 {
     struct serve *s = arg;
     log_warn("retriever is gone: %s", why);
+    s->losses++;
+    s->retriever_epoch = 0;
+    give_order(s, ORDER_RETRIEVER_LOST, 0, NULL); /* first: a wait that is broken asks why */
     handover_abort(&s->handover);
     handover_drop(&s->handover);
-    s->retriever_epoch = 0;
-    give_order(s, ORDER_RETRIEVER_LOST, 0, NULL);
+    if (s->ready)
+        set_state(s, "waiting for another retriever");
 }
 
 static const struct bus_client_ops retriever_ops = {retriever_welcome, retriever_message, retriever_lost};

@@ -11,6 +11,7 @@ static void put_requests(json_t *root, const struct scheduler_figures *f)
     for (uint32_t reason = FINISH_STOP; reason <= FINISH_ERROR; reason++)
         figures_count(o, msg_finish_name(reason), f->finished[reason]);
     figures_count(o, "non_finite", f->non_finite);
+    figures_count(o, "begun_again", f->begun_again);
 }
 
 static void put_tokens(json_t *root, const struct scheduler_figures *f)

@@ -39,10 +39,13 @@ struct stepper {
     uint32_t runs, run;     /* run that the pass is in, `runs` before the first layer */
     uint32_t offloaded;     /* layers, in the step run last */
     unsigned losses;        /* of the retriever that this thread has heard of */
+    unsigned losses_told;   /* the same, and those that the step has told of */
     unsigned refusals;      /* the same */
     unsigned refusals_told; /* the same, and those that the step which waits has told of */
     void (*refused)(void *arg, uint64_t id);
     void *refused_arg;
+    void (*lost)(void *arg);
+    void *lost_arg;
     void (*meanwhile)(void *arg);
     void *meanwhile_arg;
     bool meanwhile_due; /* not called yet in this stepper_run */
@@ -108,6 +111,12 @@ void stepper_on_refused(struct stepper *s, void (*refused)(void *arg, uint64_t i
     s->refused_arg = arg;
 }
 
+void stepper_on_lost(struct stepper *s, void (*lost)(void *arg), void *arg)
+{
+    s->lost = lost;
+    s->lost_arg = arg;
+}
+
 void stepper_on_meanwhile(struct stepper *s, void (*meanwhile)(void *arg), void *arg)
 {
     s->meanwhile = meanwhile;
@@ -160,6 +169,7 @@ void stepper_post(struct stepper *s, const struct stepper_spec *spec)
     CHECK(spec->count > 0 && spec->count <= s->at.control->sequences_max && spec->count <= LIMIT_SEQUENCES);
     memset(r, 0, offsetof(struct step_record, entry));
     s->refusals_told = s->refusals;
+    s->losses_told = s->losses;
     r->step = s->next++;
     r->kind = spec->kind;
     r->selection = spec->selection;
@@ -189,9 +199,15 @@ void stepper_post(struct stepper *s, const struct stepper_spec *spec)
     ++*counter;
 }
 
-static bool is_lost(const struct stepper *s)
+/* Tells if the retriever was lost, unheard by this thread. */
+static bool tell_lost(struct stepper *s)
 {
-    return s->at.losses && atomic_load_explicit(s->at.losses, memory_order_relaxed) != s->losses;
+    unsigned losses = s->at.losses ? atomic_load(s->at.losses) : s->losses_told;
+    bool news = losses != s->losses_told;
+    s->losses_told = losses;
+    if (news && s->lost)
+        s->lost(s->lost_arg);
+    return losses != s->losses;
 }
 
 void stepper_refused(struct stepper_refusals *refusals, uint64_t id)
@@ -229,18 +245,16 @@ static void tell_refused(struct stepper *s)
     }
 }
 
-/* What the retriever's news mean for a wait: 0, or -EPIPE when the sets of a sparse step never come. */
-static int look_at_retriever(struct stepper *s)
+/* Sets of a sparse step that never come: whose they are is closed, and so its tables come. A refusal by
+ * one that was lost since is heard of second. */
+static void look_at_retriever(struct stepper *s)
 {
-    if (s->record->kind != STEP_SPARSE)
-        return 0;
-    tell_refused(s);
-    return is_lost(s) ? -EPIPE : 0;
+    if (s->record->kind == STEP_SPARSE && !tell_lost(s))
+        tell_refused(s);
 }
 
-/* Until the flag, the deadline, or the news that the sets of a sparse step never come. A GPU that gets its
- * tables soon would wait for what is done meanwhile. */
-static int wait_or_lose(struct stepper *s, unsigned flag, int64_t begin)
+/* Until the flag or the deadline. A GPU that gets its tables soon would wait for what is done meanwhile. */
+static int wait_looking(struct stepper *s, unsigned flag, int64_t begin)
 {
     int64_t end = begin + STEPPER_WAIT_S * CLOCK_S, spin = s->gpu ? STEPPER_SPIN_GPU_NS : STEPPER_SPIN_NS;
     int r = -ETIMEDOUT;
@@ -252,8 +266,8 @@ static int wait_or_lose(struct stepper *s, unsigned flag, int64_t begin)
     for (int64_t now = begin; r == -ETIMEDOUT && now < end; now = clock_now_ns(), spin = 0) {
         int64_t until = now + STEPPER_LOOK_NS;
         r = flag_wait(flag_at(s, flag), s->record->step, until < end ? until : end, spin);
-        int why = r == -ETIMEDOUT ? look_at_retriever(s) : 0;
-        r = why ? why : r;
+        if (r == -ETIMEDOUT)
+            look_at_retriever(s);
     }
     return r;
 }
@@ -264,8 +278,6 @@ static int wait_end(struct stepper *s, int r, const char *what, struct err *err)
     if (r == 0)
         return 0;
     s->times.waits_broken++;
-    if (r == -EPIPE)
-        return err_set(err, r, "retriever is gone, and step %u waits for its selections", s->record->step);
     if (r == -ECANCELED)
         return err_set(err, r, "step %u was broken off while it waited for the kvstore to %s",
                        s->record->step, what);
@@ -275,7 +287,7 @@ static int wait_end(struct stepper *s, int r, const char *what, struct err *err)
 static int wait_flag(struct stepper *s, unsigned flag, const char *what, int64_t *account, struct err *err)
 {
     int64_t begin = clock_now_ns();
-    int r = wait_or_lose(s, flag, begin);
+    int r = wait_looking(s, flag, begin);
     *account += clock_now_ns() - begin;
     return wait_end(s, r, what, err);
 }
@@ -293,11 +305,11 @@ static int wait_beside(struct stepper *s, unsigned flag, const _Atomic uint32_t 
         if (r == -ETIMEDOUT)
             do_meanwhile(s);
         now = clock_now_ns();
-        int why = r == -ETIMEDOUT ? look_at_retriever(s) : 0;
-        r = why ? why : r;
+        if (r == -ETIMEDOUT)
+            look_at_retriever(s);
     }
     if (r == -ETIMEDOUT && stands)
-        r = wait_or_lose(s, flag, stands);
+        r = wait_looking(s, flag, stands);
     s->times.wait_tables += stands ? clock_now_ns() - stands : 0;
     return wait_end(s, r, what, err);
 }
@@ -415,13 +427,15 @@ static int run_gpu(struct stepper *s, const struct stepper_spec *spec, struct st
     return r;
 }
 
-/* Rows that this step writes. */
+/* Rows that this step writes. Nobody reads those of a retriever that is gone. */
 static int claim_rows(struct stepper *s, const struct stepper_spec *spec, struct err *err)
 {
     int r = 0;
     for (uint32_t i = 0; i < spec->count && s->export && r == 0; i++)
         if (spec->parts[i].features != EXPORT_NONE)
             r = export_claim(s->export, spec->parts[i].features, spec->parts[i].count, err);
+    if (r == -ECANCELED && tell_lost(s))
+        return 0;
     if (r < 0)
         s->times.waits_broken++;
     return r;

@@ -100,6 +100,10 @@ void stepper_export(struct stepper *s, struct export *export);
  * step goes on without it once the store has heard its CLOSE. */
 void stepper_on_refused(struct stepper *s, void (*refused)(void *arg, uint64_t id), void *arg);
 
+/* Who is told, once in a step, that the retriever was lost while a sparse step of it waits, or a step for it
+ * to have read rows that the step writes. The step goes on without those that are closed then. */
+void stepper_on_lost(struct stepper *s, void (*lost)(void *arg), void *arg);
+
 /* Who is called once in each stepper_run, to do what nobody waits for: as soon as the step is computed, or
  * its tables are late, and nothing is wanted of this thread; at the latest before stepper_run returns, also
  * if it fails. */
@@ -119,12 +123,11 @@ uint32_t stepper_dense_limit(const struct stepper *s, int sure);
 void stepper_post(struct stepper *s, const struct stepper_spec *spec);
 
 /* Computes the step posted last and chooses tokens; ret_verdicts [spec->count]. -ETIMEDOUT,
- * -ECANCELED (aborted), -EPIPE (the retriever was lost meanwhile) or -EPROTO: the step was dropped whole, no
- * further one can be posted. */
+ * -ECANCELED (aborted) or -EPROTO: the step was dropped whole, no further one can be posted. */
 int stepper_run(struct stepper *s, const struct stepper_spec *spec, struct stepper_verdict *ret_verdicts,
                 struct err *err);
 
-/* One of attachment.losses has been dealt with; those that have not end a sparse step that waits. */
+/* One of attachment.losses has been dealt with; of those that have not a sparse step that waits tells. */
 void stepper_retriever_lost(struct stepper *s);
 
 /* The same for attachment.refusals: of those that have not a sparse step that waits tells. */

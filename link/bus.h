@@ -103,6 +103,8 @@ int bus_connect(struct bus *bus, const char *path, const struct bus_client_ops *
 /* 0, -EAGAIN (full or unconnected for now, counted), -ENOTCONN (not READY). */
 int bus_send(struct bus_client *client, struct msg *msg);
 enum bus_state bus_client_state(const struct bus_client *client);
+/* READY: takes the server for lost, as after silence, and greets it anew. Not from within its callbacks. */
+void bus_client_reset(struct bus_client *client, const char *why);
 void bus_disconnect(struct bus_client **client);
 
 #endif

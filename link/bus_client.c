@@ -156,6 +156,12 @@ static void lose(struct bus_client *client, enum bus_event event, const char *wh
         open_socket(client); /* on failure the client stays LOST and the tick tries again */
 }
 
+void bus_client_reset(struct bus_client *client, const char *why)
+{
+    if (client->state == BUS_READY)
+        lose(client, BUS_EVENT_SILENCE, why);
+}
+
 static void pass(struct bus_client *client, struct msg *msg)
 {
     if (client->ops.message)

@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "base/alloc.h"
+#include "decoder/generation.h"
 #include "decoder/pass_gpu.h"
 #include "decoder/scheduler.h"
 #include "tests/lib/fakegpu.h"
@@ -25,6 +26,7 @@ enum { EVENTS_MAX = 4096, CHUNK = 16, PROMPT = 40 };
 struct result { /* of one request */
     uint32_t tokens[STORE_CONTEXT];
     uint32_t count, progress, done; /* done: DONE messages */
+    uint32_t closed;                /* times that the store closed its sequence */
     struct msg_done last;
 };
 
@@ -49,7 +51,8 @@ struct rig {
     uint32_t opened, closed, selects;
     /* Prefixes: tokens that the store has cached and that the retriever has keys of; requests that it was
      * asked about and has not answered, and whether it answers; sequences closed there. */
-    uint32_t cached, kept, keys_asked[64], keys_asked_count, keys_closed;
+    uint32_t cached, kept, keys_asked_count, keys_closed;
+    uint64_t keys_asked[64];
     bool keys_silent;
     struct export *export;                                   /* with rig_export: where hidden states go */
     void (*stepped)(struct rig *rig, const struct msg *msg); /* of each STEP; NULL: nothing but the checks */
@@ -60,6 +63,14 @@ struct rig {
     atomic_uint losses;                                      /* of the retriever */
     struct stepper_refusals refusals;                        /* the same */
 };
+
+static int64_t rig_grace_ns = 3600 * CLOCK_S; /* of the rigs that are opened next */
+
+/* The request that a sequence is of. */
+static inline uint32_t request_of(uint64_t sequence)
+{
+    return (uint32_t)(sequence & GENERATION_ID);
+}
 
 /* A token goes out only when it stands in a record that was posted. */
 static inline void check_recorded(struct rig *g, uint32_t token)
@@ -101,16 +112,19 @@ static inline void take_retriever(struct rig *g, const struct msg *msg)
     if (msg->kind == MSG_OPEN && (msg->open.flags & OPEN_REUSE)) {
         assert_non_null(g->export);
         assert_int_equal(msg->open.flags, OPEN_REUSE);
-        g->keys_asked[g->keys_asked_count++] = (uint32_t)msg->id;
+        g->keys_asked[g->keys_asked_count++] = msg->id;
     }
+    if (msg->kind == MSG_OPEN && !g->export)
+        g->told[request_of(msg->id)] = 0;
     g->keys_closed += msg->kind == MSG_CLOSE;
     if (msg->kind != MSG_STEP)
         return;
     uint32_t at = 0;
     for (uint32_t i = 0; i < msg->step.entry_count; i++) {
         const struct msg_step_entry *e = &msg->step.entries[i];
-        assert_int_equal(e->position, g->told[e->sequence]);
-        g->told[e->sequence] += e->count;
+        uint32_t *told = &g->told[request_of(e->sequence)];
+        assert_int_equal(e->position, *told);
+        *told += e->count;
         g->selects += e->flags & STEP_ENTRY_SELECT;
         at += e->count;
     }
@@ -208,6 +222,7 @@ static inline void rig_open_for(struct rig *g, const char *model, int on_gpu,
                                    .head = 77,
                                    .eos = g->eos,
                                    .features = wanted != NULL,
+                                   .grace_ns = rig_grace_ns,
                                    .emit = take,
                                    .meanwhile = count_meanwhile,
                                    .arg = g};
@@ -254,12 +269,12 @@ static inline void answer_open(struct rig *g, const struct msg *ask)
         msg.error.code = -ENOSPC;
         snprintf(msg.error.text, sizeof msg.error.text, "no room");
     } else {
-        g->index_used[i] = (uint32_t)ask->id;
+        g->index_used[i] = request_of(ask->id);
         bool any = ask->open.reuse_max == 0 || g->cached < ask->open.reuse_max;
         uint32_t cached = !(ask->open.flags & OPEN_REUSE) ? 0 : any ? g->cached : ask->open.reuse_max;
         msg.grant = (struct msg_grant){ask->id, i, cached};
         if (g->export)
-            g->told[ask->id] = cached;
+            g->told[request_of(ask->id)] = cached;
     }
     scheduler_store(g->scheduler, &msg);
 }
@@ -270,9 +285,10 @@ static inline void answer_close(struct rig *g, const struct msg *ask)
     msg.closed.sequence = ask->id;
     msg.closed.counters.steps = 123;
     for (uint32_t i = 0; i < STORE_SEQUENCES; i++)
-        if (g->index_used[i] == ask->id)
+        if (g->index_used[i] == request_of(ask->id))
             g->index_used[i] = 0;
     g->closed++;
+    g->results[request_of(ask->id)].closed++;
     scheduler_store(g->scheduler, &msg);
 }
 
@@ -369,7 +385,7 @@ static inline void check_record_was_sent(const struct rig *g, uint32_t request, 
     const struct step_record *r = control_step_at(g->store.control, stepper_next(g->stepper) - 1);
     const struct result *result = &g->results[request];
     uint32_t i = 0;
-    while (i < r->entries && r->entry[i].id != request)
+    while (i < r->entries && request_of(r->entry[i].id) != request)
         i++;
     assert_true(i < r->entries);
     const struct step_entry *e = &r->entry[i];
@@ -440,7 +456,7 @@ static inline void check_greedy(const struct rig *g, uint32_t request, uint32_t 
     assert_int_equal(r->last.reason, FINISH_LENGTH);
     assert_int_equal(r->last.prompt_tokens, prompt);
     assert_int_equal(r->last.generated_tokens, count);
-    assert_int_equal(r->last.counters.steps, 123);
+    assert_int_equal(r->last.counters.steps, 123 * r->closed);
     assert_int_equal(r->progress, prompt);
 }
 

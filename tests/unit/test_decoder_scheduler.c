@@ -238,39 +238,156 @@ static void test_faults(void **state)
     rig_close(&g);
 }
 
-/* The retriever is lost while a sparse step waits for its selections, which then never come: the wait ends
- * long before its deadline. One that this thread has heard of ends nothing, nor does one in a prompt. */
-static void test_retriever_lost(void **state)
-{
-    (void)state;
-    static struct rig g;
-    rig_open(&g);
-    struct err err = {0};
-    int64_t begin = clock_now_ns();
-    int r = 0;
-    ask(&g, 1, 1, PROMPT, plain(4, 0, 0));
-    stepper_retriever_lost(g.stepper);
-    atomic_store(&g.losses, 1);
-    store_allow(&g.store, (PROMPT + CHUNK - 1) / CHUNK); /* and no sparse step */
-    while (stepper_times(g.stepper)->dense == 0)
-        turn(&g);
-    atomic_store(&g.losses, 2);
-    while ((r = scheduler_turn(g.scheduler, &err)) >= 0)
-        answer(&g);
-    assert_int_equal(r, -EPIPE);
-    assert_int_equal(stepper_times(g.stepper)->sparse, 1);
-    assert_non_null(strstr(err.text, "retriever is gone, and step "));
-    check_record_was_sent(&g, 1, PROMPT);
-    assert_true(clock_now_ns() - begin < STEPPER_WAIT_S * CLOCK_S / 2);
-    rig_close(&g);
-}
-
 /* The store lets a sequence leave the step that waits for its set. */
 static void let_leave(struct rig *g, const struct msg *msg)
 {
     atomic_store(&g->store.fault_sequence, g->index_used[0] == msg->id ? 0 : 1);
     atomic_store(&g->store.fault, STORE_DROPS);
     store_allow(&g->store, INT_MAX);
+}
+
+/* The order by which the thread hears of a loss. */
+static void hear_of_loss(struct rig *g)
+{
+    stepper_retriever_lost(g->stepper);
+    scheduler_retriever_ready(g->scheduler, 0);
+}
+
+/* The retriever is lost while a sparse step waits for its selections, which then never come: the sequences
+ * leave the step, and with the next retriever get what they would have got. */
+static void lose_in_a_step(int on_gpu)
+{
+    static struct rig g;
+    rig_open_on(&g, on_gpu ? decoder_model_gpu() : decoder_model(), on_gpu);
+    int64_t begin = clock_now_ns();
+    struct err err = {0};
+    for (uint32_t mode = SELECTION_CURRENT; mode <= SELECTION_MIXED; mode++) {
+        uint32_t a = 3 * mode + 1, b = a + 1, c = b + 1, closed = g.keys_closed;
+        ask(&g, a, a, PROMPT, plain(8, 0, mode));
+        ask(&g, b, b, PROMPT, plain(8, 0, mode));
+        while (g.results[b].count < 3)
+            turn(&g);
+        atomic_fetch_add(&g.losses, 1);
+        store_allow(&g.store, 0);
+        g.closing = let_leave;
+        if (scheduler_turn(g.scheduler, &err) != 0)
+            fail_msg("%s", err.text);
+        ask(&g, c, c, PROMPT, plain(8, 0, mode));
+        g.closing = NULL;
+        atomic_store(&g.store.fault, STORE_SOUND);
+        hear_of_loss(&g);
+        assert_int_equal(g.keys_closed, closed); /* nobody is there to be told */
+        for (int i = 0; i < 4; i++)
+            turn(&g);
+        assert_int_equal(g.results[a].done + g.results[b].done + g.results[c].done, 0);
+        scheduler_retriever_ready(g.scheduler, 1);
+        finish(&g);
+        if (!on_gpu)
+            for (uint32_t i = a; i <= c; i++)
+                check_greedy(&g, i, i, PROMPT, 8);
+        for (uint32_t i = a; i <= c; i++) {
+            assert_int_equal(g.results[i].count, 8);
+            assert_int_equal(g.results[i].closed, i == c ? 1 : 2);
+        }
+    }
+    struct scheduler_figures f;
+    scheduler_figures(g.scheduler, &f);
+    assert_int_equal(f.begun_again, 6);
+    assert_int_equal(stepper_times(g.stepper)->waits_broken, 0);
+    assert_true(clock_now_ns() - begin < STEPPER_WAIT_S * CLOCK_S);
+    rig_close(&g);
+}
+
+static void test_retriever_lost(void **state)
+{
+    (void)state;
+    lose_in_a_step(0);
+}
+
+static void test_retriever_lost_on_gpu(void **state)
+{
+    (void)state;
+    lose_in_a_step(1);
+}
+
+/* Between two steps: what comes meanwhile waits with the others, full attention does not. A request that ends
+ * while it waits, or while it is computed again, has what its client has. */
+static void test_retriever_lost_between(void **state)
+{
+    (void)state;
+    static struct rig g;
+    rig_open(&g);
+    ask(&g, 1, 1, PROMPT, plain(24, 0, 0));
+    ask(&g, 2, 2, PROMPT, plain(24, 0, SELECTION_PREVIOUS));
+    ask(&g, 3, 3, PROMPT, plain(40, GENERATE_FULL, 0));
+    ask(&g, 4, 4, PROMPT, plain(8, 0, 0));
+    while (g.results[4].count < 3)
+        turn(&g);
+    hear_of_loss(&g);
+    ask(&g, 5, 5, PROMPT, plain(8, 0, 0));
+    while (!g.results[3].done)
+        turn(&g);
+    check_greedy(&g, 3, 3, PROMPT, 40);
+    assert_int_equal(g.results[1].done + g.results[2].done + g.results[5].done, 0);
+    assert_int_equal(g.index_used[0] + g.index_used[1] + g.index_used[2], 0);
+    uint32_t had[] = {g.results[2].count, g.results[4].count};
+    scheduler_cancel(g.scheduler, 2);
+    assert_int_equal(g.results[2].done, 1);
+    scheduler_retriever_ready(g.scheduler, 1);
+    for (int i = 0; i < 9; i++) /* into the fourth's prompt, and beyond */
+        turn(&g);
+    scheduler_cancel(g.scheduler, 4);
+    finish(&g);
+    check_greedy(&g, 1, 1, PROMPT, 24);
+    check_greedy(&g, 5, 5, PROMPT, 8);
+    for (uint32_t i = 0; i < 2; i++) {
+        const struct result *r = &g.results[2 * (i + 1)];
+        assert_int_equal(r->last.reason, FINISH_CANCELLED);
+        assert_int_equal(r->count, had[i]);
+        assert_int_equal(r->last.generated_tokens, had[i]);
+    }
+    rig_close(&g);
+}
+
+/* A request with which every retriever ends: it fails, when it has been tried often enough. */
+static void test_retriever_lost_again(void **state)
+{
+    (void)state;
+    static struct rig g;
+    rig_open(&g);
+    ask(&g, 1, 1, PROMPT, plain(8, 0, 0));
+    while (g.results[1].count < 3)
+        turn(&g);
+    for (int i = 0; i <= GENERATION_VAIN_MAX; i++) {
+        assert_int_equal(g.results[1].done, 0);
+        hear_of_loss(&g);
+        turn(&g);
+        scheduler_retriever_ready(g.scheduler, 1);
+        turn(&g);
+    }
+    check_error(&g, 1, -EHOSTUNREACH, "retriever is gone, 5 times without a new token in between");
+    assert_int_equal(g.results[1].last.generated_tokens, 3);
+    rig_close(&g);
+}
+
+/* No other one comes. */
+static void test_no_other_retriever(void **state)
+{
+    (void)state;
+    static struct rig g;
+    int64_t before = rig_grace_ns;
+    rig_grace_ns = 0;
+    rig_open(&g);
+    rig_grace_ns = before;
+    ask(&g, 1, 1, PROMPT, plain(8, 0, 0));
+    while (g.results[1].count < 3)
+        turn(&g);
+    hear_of_loss(&g);
+    ask(&g, 2, 1, PROMPT, plain(8, 0, 0));
+    finish(&g);
+    for (uint32_t i = 1; i <= 2; i++)
+        check_error(&g, i, -EHOSTUNREACH, "retriever is gone, and no other came within 0 s");
+    rig_close(&g);
 }
 
 /* The retriever refuses a sequence whose sets a step waits for: it alone ends, with the retriever's words.
@@ -389,22 +506,6 @@ static void test_selects(void **state)
     finish(&g);
     assert_int_equal(g.selects, 0);
     assert_int_equal(g.told[9], 0);
-    ask(&g, 10, 1, 20, plain(5, 0, 0));
-    scheduler_retriever_ready(g.scheduler, 0);
-    turn(&g);
-    check_error(&g, 10, -EHOSTUNREACH, "retriever is gone");
-    scheduler_retriever_ready(g.scheduler, 1);
-    ask(&g, 11, 1, 20, plain(5, 0, 0));
-    ask(&g, 12, 2, 20, plain(5, GENERATE_FULL, 0));
-    turn(&g);
-    scheduler_retriever_ready(g.scheduler, 0);
-    finish(&g);
-    check_error(&g, 11, -EHOSTUNREACH, "retriever is gone, and with it the keys of the sequence");
-    assert_int_equal(g.results[12].last.reason, FINISH_LENGTH);
-    scheduler_retriever_ready(g.scheduler, 1);
-    ask(&g, 13, 1, 20, plain(5, 0, 0));
-    finish(&g);
-    assert_int_equal(g.results[13].last.reason, FINISH_LENGTH);
     rig_close(&g);
 }
 
@@ -458,6 +559,10 @@ int main(void)
         cmocka_unit_test(test_sampling),
         cmocka_unit_test(test_faults),
         cmocka_unit_test(test_retriever_lost),
+        cmocka_unit_test(test_retriever_lost_on_gpu),
+        cmocka_unit_test(test_retriever_lost_between),
+        cmocka_unit_test(test_retriever_lost_again),
+        cmocka_unit_test(test_no_other_retriever),
         cmocka_unit_test(test_retriever_refuses),
         cmocka_unit_test(test_abort),
         cmocka_unit_test(test_selects),
