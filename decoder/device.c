@@ -46,6 +46,7 @@ struct device {
     atomic_uint losses;               /* of the retriever: a step that waits for it learns of it by this */
     struct stepper_refusals refusals; /* the same */
     unsigned losses_heard;            /* by the thread */
+    bool retriever_gone;              /* before there is a scheduler that knows */
     pthread_mutex_t mutex;            /* of `figures` */
     struct device_figures figures;
     bool stale; /* a turn was made since */
@@ -178,26 +179,31 @@ static int load(struct device *d, struct err *err)
                   : pass_create(o->model, &o->pass, &d->pass, err);
 }
 
-/* 0: attached, or to end. */
+/* 1: attached; 0: to end. Of other orders only what the retriever does concerns anybody yet. */
 static int wait_attach(struct device *d)
 {
     bool attached = false;
     while (!d->stop && !attached) {
         struct order *order = mailbox_wait(d->orders, clock_now_ns() + CLOCK_S);
-        attached = order && order->kind == ORDER_ATTACH;
-        if (order)
-            order_free(order); /* nothing else concerns anybody yet */
+        if (!order)
+            continue;
+        attached = order->kind == ORDER_ATTACH;
+        d->losses_heard += order->kind == ORDER_RETRIEVER_LOST;
+        if (order->kind == ORDER_RETRIEVER_LOST || order->kind == ORDER_RETRIEVER_READY)
+            d->retriever_gone = order->kind == ORDER_RETRIEVER_LOST;
+        order_free(order);
     }
     return attached;
 }
 
 static int make_stepper(struct device *d, struct err *err)
 {
-    const struct stepper_attachment *at = &d->attachment;
+    struct stepper_attachment *at = &d->attachment;
     struct pass_gpu_options options = {.tokens_max = d->options.pass.tokens_max,
                                        .entries_max = d->options.pass.entries_max,
                                        .list_max = at->control->list_max,
                                        .context = d->options.context};
+    at->losses_heard = d->losses_heard;
     if (!d->gpu) {
         d->stepper = stepper_create(at, d->pass);
         return 0;
@@ -253,6 +259,8 @@ static int prepare(struct device *d, struct err *err)
                                         .meanwhile = publish_figures,
                                         .arg = d};
     d->scheduler = scheduler_create(&options, d->stepper);
+    if (d->retriever_gone)
+        scheduler_retriever_ready(d->scheduler, 0);
     return make_export(d, d->head.retriever_epoch, err);
 }
 

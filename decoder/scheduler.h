@@ -57,7 +57,7 @@ void scheduler_retriever(struct scheduler *s, const struct msg *msg);
 /* The retriever is there (again), or gone: then sparse sequences that live are closed and wait, in the order
  * in which they came and with those that come meanwhile, to be begun again with the next one: from the
  * prompt, since what the head's keys are made of is not kept. What their clients have got is computed once
- * more and not sampled. None for grace_ns: they fail. A step that waits for selections finds out by itself. */
+ * more, not sampled. None for grace_ns: they fail. A step that waits for selections finds out by itself. */
 void scheduler_retriever_ready(struct scheduler *s, int ready);
 
 /* Where hidden states go; borrowed, of the stepper too. Before the retriever is ready for the first time, and

@@ -273,11 +273,11 @@ static void to_client(struct serve *s, struct msg *msg)
         end(s, 0, "drained");
 }
 
-/* Once the device thread is ready and, where hidden states are read, the retriever has them. */
+/* Once the device thread is ready, a retriever is there and, where hidden states are read, has them. */
 static void look_ready(struct serve *s)
 {
     struct device_figures f;
-    if (s->ready || !s->loaded || (s->identity.features.layers && !s->taken))
+    if (s->ready || !s->loaded || !s->retriever_epoch || (s->identity.features.layers && !s->taken))
         return;
     device_figures(s->device, &f);
     s->ready = true;
@@ -297,7 +297,7 @@ static void look_ready(struct serve *s)
 static void hand_over(struct serve *s, int fd, uint64_t retriever_epoch)
 {
     struct err err = {0};
-    if (retriever_epoch != s->retriever_epoch)
+    if (!s->retriever_epoch || retriever_epoch != s->retriever_epoch)
         return;
     set_state(s, "waiting for the retriever to take hidden states");
     s->taken = false;
@@ -308,8 +308,11 @@ static void hand_over(struct serve *s, int fd, uint64_t retriever_epoch)
 /* Greeted, and with hidden states where it reads any: sequences can be told to it. */
 static void retriever_at_hand(struct serve *s)
 {
-    set_state(s, s->ready ? "ready" : "loading");
     give_order(s, ORDER_RETRIEVER_READY, 0, NULL);
+    if (s->ready)
+        set_state(s, "ready");
+    else
+        look_ready(s);
 }
 
 static void handed_over(void *arg, const char *why)
@@ -320,8 +323,8 @@ static void handed_over(void *arg, const char *why)
         return;
     }
     s->taken = true;
+    set_state(s, "loading");
     retriever_at_hand(s);
-    look_ready(s);
 }
 
 static const struct bus_client_ops retriever_ops;
@@ -555,7 +558,7 @@ static void retriever_lost(void *arg, const char *why)
     give_order(s, ORDER_RETRIEVER_LOST, 0, NULL); /* first: a wait that is broken asks why */
     handover_abort(&s->handover);
     handover_drop(&s->handover);
-    if (s->ready)
+    if (s->loaded)
         set_state(s, "waiting for another retriever");
 }
 

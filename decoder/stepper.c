@@ -56,6 +56,7 @@ static struct stepper *create(const struct stepper_attachment *attachment)
 {
     struct stepper *s = mem_alloc(1, sizeof *s);
     s->at = *attachment;
+    s->losses = attachment->losses_heard;
     s->places = places_create(&attachment->layout, attachment->control, attachment->device);
     s->record = mem_alloc(1, sizeof *s->record);
     s->entries = mem_alloc(LIMIT_SEQUENCES, sizeof *s->entries);

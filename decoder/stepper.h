@@ -77,6 +77,7 @@ struct stepper_attachment { /* what the store handed over */
     int store_bell;                 /* doorbell */
     uint32_t early_layers;          /* mixed selection: layers that use the set before */
     const atomic_uint *losses;      /* times that the retriever was lost, counted by any thread; NULL: none */
+    unsigned losses_heard;          /* by this thread */
     const struct stepper_refusals *refusals; /* NULL: none */
     struct awake *awake;                     /* hears of each step; NULL: none */
 };

@@ -129,10 +129,15 @@ void daemons_run(struct daemons *d, bool (*until)(struct daemons *d))
     }
 }
 
-bool daemons_ready(struct daemons *d)
+bool daemons_state_begins(const struct daemons *d, const char *text)
 {
     const char *state = d->status ? json_string_value(json_object_get(d->status, "state")) : NULL;
-    return state && !strcmp(state, "ready");
+    return state && !strncmp(state, text, strlen(text));
+}
+
+bool daemons_ready(struct daemons *d)
+{
+    return daemons_state_begins(d, "ready");
 }
 
 void daemons_clear(struct daemons *d)
@@ -142,35 +147,55 @@ void daemons_clear(struct daemons *d)
     d->heard = NULL;
 }
 
-void daemons_open(struct daemons *d, const char *head, const char *device, const char *chunk)
+void daemons_init(struct daemons *d, const char *head, const char *device, const char *chunk)
+{
+    *d = (struct daemons){.head = head, .device = device, .chunk = chunk};
+    snprintf(d->dir, sizeof d->dir, "%s", runcase_path("run"));
+}
+
+void daemons_connect(struct daemons *d)
 {
     static const struct bus_client_ops ops = {NULL, on_message, on_lost};
     struct msg_hello hello = {.role = ROLE_LAUNCH, .version_min = MSG_VERSION_MIN, .pid = 1};
     struct err err = {0};
     char path[RUNTIME_PATH_MAX];
-    *d = (struct daemons){.head = head, .device = device, .chunk = chunk, .first_id = 1};
-    snprintf(d->dir, sizeof d->dir, "%s", runcase_path("run"));
     d->loop = loop_create();
     d->bus = bus_create(d->loop, &hello);
+    d->first_id = 1;
+    d->count = 0;
+    d->lost = false;
     assert_int_equal(runtime_path(d->dir, "decoder.sock", path, &err), 0);
-    for (int i = 0; i < RUNCASE_PARTS; i++)
-        daemons_start(d, (enum runcase_part)i);
     assert_int_equal(bus_connect(d->bus, path, &ops, d, &d->client, &err), 0);
-    daemons_run(d, daemons_ready);
 }
 
-void daemons_close(struct daemons *d)
+void daemons_disconnect(struct daemons *d)
 {
     if (!d->loop)
         return;
     bus_free(&d->bus);
     loop_free(&d->loop);
     json_decref(d->status);
+    d->status = NULL;
+}
+
+void daemons_open(struct daemons *d, const char *head, const char *device, const char *chunk)
+{
+    daemons_init(d, head, device, chunk);
+    for (int i = 0; i < RUNCASE_PARTS; i++)
+        daemons_start(d, (enum runcase_part)i);
+    daemons_connect(d);
+    daemons_run(d, daemons_ready);
+}
+
+void daemons_close(struct daemons *d)
+{
+    daemons_disconnect(d);
     for (int i = RUNCASE_PARTS; i-- > 0;)
         if (d->parts[i].pid)
             daemons_kill(d, (enum runcase_part)i);
-    temp_remove(d->dir);
-    d->status = NULL;
+    if (d->dir[0])
+        temp_remove(d->dir);
+    d->dir[0] = 0;
 }
 
 void daemons_ask(struct daemons *d, uint32_t prompt, uint32_t seed, uint32_t tokens, uint32_t selection,

@@ -42,7 +42,13 @@ struct daemons {
     uint32_t step; /* the test's own */
 };
 
-/* All three, until the decoder is ready. */
+/* Nobody is started yet. */
+void daemons_init(struct daemons *d, const char *head, const char *device, const char *chunk);
+/* The client, of a decoder that is there or comes. */
+void daemons_connect(struct daemons *d);
+void daemons_disconnect(struct daemons *d);
+
+/* All of it, until the decoder is ready. */
 void daemons_open(struct daemons *d, const char *head, const char *device, const char *chunk);
 void daemons_close(struct daemons *d); /* accepts one that is closed */
 
@@ -60,7 +66,8 @@ void daemons_ask(struct daemons *d, uint32_t prompt, uint32_t seed, uint32_t tok
  * decoder ends. */
 void daemons_run(struct daemons *d, bool (*until)(struct daemons *d));
 
-/* Whether the decoder's last report says that it is ready, which it is with a retriever only. */
+/* Whether the state in the decoder's last report begins so; ready it is with a retriever only. */
+bool daemons_state_begins(const struct daemons *d, const char *text);
 bool daemons_ready(struct daemons *d);
 
 /* Whether a part has told of `text` by now. */

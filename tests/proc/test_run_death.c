@@ -252,6 +252,54 @@ static void test_message_on_its_way_features(void **state)
     dies_unheard(FEATURES);
 }
 
+/* ---- before there is a store ---- */
+
+static bool waits_for_kvstore(struct daemons *d)
+{
+    return daemons_state_begins(d, "waiting for kvstore");
+}
+
+/* The store is there, and weights and activations may be. */
+static bool loads(struct daemons *d)
+{
+    return daemons_state_begins(d, "loading") || daemons_state_begins(d, "waiting for another retriever");
+}
+
+/* It has told the decoder what its head is, and goes: another one comes before the store does, or behind it.
+ * The decoder is ready when there is one again. */
+static void test_before_the_store(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    struct daemons *d = &daemons;
+    for (int i = 0; i < 4; i++) {
+        daemons_open(d, i % 2 ? FEATURES : EMBEDDING, "cpu", "64");
+        ask(d, SELECTION_CURRENT, TOKENS);
+        learn(d);
+        daemons_close(d);
+        daemons_init(d, i % 2 ? FEATURES : EMBEDDING, "cpu", "64");
+        daemons_start(d, RUNCASE_RETRIEVER);
+        daemons_start(d, RUNCASE_DECODER);
+        daemons_connect(d);
+        daemons_run(d, waits_for_kvstore);
+        if (i / 2)
+            again(d);
+        else
+            daemons_kill(d, RUNCASE_RETRIEVER);
+        daemons_run(d, noticed);
+        daemons_start(d, RUNCASE_KVSTORE);
+        if (!(i / 2)) {
+            daemons_run(d, loads);
+            daemons_start(d, RUNCASE_RETRIEVER);
+        }
+        daemons_run(d, daemons_ready);
+        ask(d, SELECTION_CURRENT, TOKENS);
+        daemons_run(d, NULL);
+        expect_all_wanted(d);
+        daemons_close(d);
+    }
+}
+
 /* ---- prompts ---- */
 
 static void kill_in_prompt(struct daemons *d, uint32_t request)
@@ -418,6 +466,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_teardown(test_hangs_and_goes_on, close_daemons),
         cmocka_unit_test_teardown(test_message_on_its_way, close_daemons),
         cmocka_unit_test_teardown(test_message_on_its_way_features, close_daemons),
+        cmocka_unit_test_teardown(test_before_the_store, close_daemons),
         cmocka_unit_test_teardown(test_in_prompt, close_daemons),
         cmocka_unit_test_teardown(test_in_prompt_gpu, close_daemons),
         cmocka_unit_test_teardown(test_none_comes, close_daemons),
