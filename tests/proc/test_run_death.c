@@ -136,6 +136,13 @@ static bool noticed(struct daemons *d)
     return daemons_said(d, RUNCASE_DECODER, "retriever is gone");
 }
 
+/* So that the next loss is noticed. */
+static void forget_said(struct daemons *d)
+{
+    d->parts[RUNCASE_DECODER].err.text[0] = 0;
+    d->parts[RUNCASE_DECODER].err.bytes = 0;
+}
+
 static bool any_has_tokens(struct daemons *d)
 {
     for (uint32_t i = 0; i < d->count; i++)
@@ -231,8 +238,7 @@ static void dies_unheard(const char *head)
         daemons_kill(d, RUNCASE_RETRIEVER);
         kill(d->parts[RUNCASE_DECODER].pid, SIGCONT);
         daemons_run(d, noticed);
-        d->parts[RUNCASE_DECODER].err.text[0] = 0; /* for the next mode */
-        d->parts[RUNCASE_DECODER].err.bytes = 0;
+        forget_said(d);
         daemons_start(d, RUNCASE_RETRIEVER);
         daemons_run(d, NULL);
         expect_all_wanted(d);
@@ -310,6 +316,11 @@ static void kill_in_prompt(struct daemons *d, uint32_t request)
     again(d);
 }
 
+static bool in_prompt(struct daemons *d)
+{
+    return d->requests[0].progress >= 64;
+}
+
 static void dies_in_prompt(const char *head, const char *device)
 {
     runcase_need_model();
@@ -337,6 +348,37 @@ static void test_in_prompt_gpu(void **state)
 {
     (void)state;
     dies_in_prompt(FEATURES, "cuda:0");
+}
+
+/* It hangs while its answers are waited for that come before a step: keys that it kept of a prompt, and that
+ * it has read the hidden states of a chunk. */
+static void test_hangs_before_a_step(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    struct daemons *d = &daemons;
+    daemons_open(d, FEATURES, "cpu", "32");
+    daemons_ask(d, 600, 1, 4, SELECTION_CURRENT, 0);
+    daemons_ask(d, PROMPT, 2, 4, SELECTION_CURRENT, GENERATE_REUSE);
+    learn(d);
+    for (int i = 0; i < 2; i++) {
+        daemons_clear(d);
+        if (i == 0) {
+            daemons_ask(d, 600, 1, 4, SELECTION_CURRENT, 0);
+            daemons_run(d, in_prompt);
+            kill(d->parts[RUNCASE_RETRIEVER].pid, SIGSTOP);
+        } else {
+            kill(d->parts[RUNCASE_RETRIEVER].pid, SIGSTOP);
+            daemons_ask(d, 600, 1, 4, SELECTION_CURRENT, 0);
+        }
+        daemons_ask(d, PROMPT, 2, 4, SELECTION_CURRENT, GENERATE_REUSE);
+        daemons_run(d, noticed);
+        forget_said(d);
+        again(d);
+        daemons_run(d, NULL);
+        expect_all_wanted(d);
+    }
+    daemons_close(d);
 }
 
 /* ---- none comes ---- */
@@ -403,8 +445,9 @@ static void random_kills(const char *head, unsigned seed)
     int64_t round_ns = clock_now_ns() - begin_ns;
     for (uint32_t r = 0; r < rounds; r++) {
         ask_round(d);
-        for (uint32_t kills = 1 + (uint32_t)rand_r(&seed) % 2; kills; kills--) {
-            kill_at_ns = clock_now_ns() + round_ns / 1000 * (rand_r(&seed) % 800);
+        bool soon = rand_r(&seed) % 2; /* before the one before is greeted, or has the feature segment */
+        for (uint32_t kills = 1 + (uint32_t)rand_r(&seed) % 3; kills; kills--) {
+            kill_at_ns = clock_now_ns() + round_ns / 1000 * (rand_r(&seed) % (soon ? 100 : 800));
             daemons_run(d, round_goes_on);
             again(d);
             killed++;
@@ -469,6 +512,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_teardown(test_before_the_store, close_daemons),
         cmocka_unit_test_teardown(test_in_prompt, close_daemons),
         cmocka_unit_test_teardown(test_in_prompt_gpu, close_daemons),
+        cmocka_unit_test_teardown(test_hangs_before_a_step, close_daemons),
         cmocka_unit_test_teardown(test_none_comes, close_daemons),
         cmocka_unit_test_teardown(test_at_random, close_daemons),
         cmocka_unit_test_teardown(test_at_random_features, close_daemons),

@@ -349,6 +349,28 @@ static void test_retriever_lost_between(void **state)
     rig_close(&g);
 }
 
+/* It may not ask for blocks of others, but its own are cached when it is begun again. */
+static void test_prompt_is_not_computed_again(void **state)
+{
+    (void)state;
+    static struct rig g;
+    rig_open(&g);
+    g.cached = BLOCK_TOKENS;
+    ask(&g, 1, 1, 2 * BLOCK_TOKENS, plain(8, 0, 0));
+    while (g.results[1].count < 3)
+        turn(&g);
+    hear_of_loss(&g);
+    scheduler_retriever_ready(g.scheduler, 1);
+    finish(&g);
+    assert_int_equal(g.results[1].last.reason, FINISH_LENGTH);
+    assert_int_equal(g.results[1].count, 8);
+    assert_int_equal(g.told[1], 2 * BLOCK_TOKENS + 7);
+    struct scheduler_figures f;
+    scheduler_figures(g.scheduler, &f);
+    assert_int_equal(f.prompt_tokens, 3 * BLOCK_TOKENS);
+    rig_close(&g);
+}
+
 /* A request with which every retriever ends: it fails, when it has been tried often enough. */
 static void test_retriever_lost_again(void **state)
 {
@@ -561,6 +583,7 @@ int main(void)
         cmocka_unit_test(test_retriever_lost),
         cmocka_unit_test(test_retriever_lost_on_gpu),
         cmocka_unit_test(test_retriever_lost_between),
+        cmocka_unit_test(test_prompt_is_not_computed_again),
         cmocka_unit_test(test_retriever_lost_again),
         cmocka_unit_test(test_no_other_retriever),
         cmocka_unit_test(test_retriever_refuses),
