@@ -202,6 +202,25 @@ static void a_client_that_greets_anew_replaces_itself(void **state)
     assert_int_equal(f->store.record.gones, 2);
 }
 
+/* A server that takes no messages is taken for lost; if it lives it is greeted anew, as by a new client. */
+static void a_client_may_begin_anew(void **state)
+{
+    struct node_fixture *f = *state;
+    assert_int_equal(node_serve(&f->store, f->loop, f->path, ROLE_KVSTORE), 0);
+    node_join(&f->one, f->loop, f->path, ROLE_DECODER);
+    bus_client_reset(f->one.client, "too early");
+    assert_int_equal(f->one.record.losses, 0);
+    node_until(f->loop, f->one.record.welcomes, 1);
+    struct msg msg = {.kind = MSG_RESUME, .id = 5, .resume.sequence = 1};
+    bus_client_reset(f->one.client, "it takes no messages");
+    assert_int_equal(f->one.record.losses, 1);
+    assert_int_equal(bus_send(f->one.client, &msg), -ENOTCONN);
+    node_until(f->loop, f->one.record.welcomes, 2);
+    assert_int_equal(f->store.record.gones, 1);
+    assert_int_equal(bus_send(f->one.client, &msg), 0);
+    node_until(f->loop, f->store.record.messages, 1);
+}
+
 /* ---- load ---- */
 
 /* The buffer of the ids is overwritten as soon as the send returns. */
@@ -346,6 +365,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_killed_server_is_replaced, node_setup, node_teardown),
         cmocka_unit_test_setup_teardown(a_server_leaves_the_path_to_who_took_it, node_setup, node_teardown),
         cmocka_unit_test_setup_teardown(a_client_that_greets_anew_replaces_itself, node_setup, node_teardown),
+        cmocka_unit_test_setup_teardown(a_client_may_begin_anew, node_setup, node_teardown),
         cmocka_unit_test_setup_teardown(big_messages_arrive_unharmed, node_setup, node_teardown),
         cmocka_unit_test_setup_teardown(clients_may_disconnect_within_any_callback, node_setup,
                                         node_teardown),
