@@ -17,6 +17,8 @@
 
 enum { TICK_MS = 20 };
 
+static struct daemons_request learned[DAEMONS_REQUESTS];
+
 static void start(struct proc *proc, const struct daemons *d, const char *name, const char *const *more)
 {
     const char *argv[32] = {proc_program(name), "--runtime", d->dir, "--log", "warn"};
@@ -49,6 +51,12 @@ void daemons_kill(struct daemons *d, enum runcase_part part)
     proc_free(proc);
 }
 
+void daemons_restart(struct daemons *d, enum runcase_part part)
+{
+    daemons_kill(d, part);
+    daemons_start(d, part);
+}
+
 static const char *told(struct daemons *d, enum runcase_part part)
 {
     proc_pump(&d->parts[part], clock_now_ns());
@@ -58,6 +66,14 @@ static const char *told(struct daemons *d, enum runcase_part part)
 bool daemons_said(struct daemons *d, enum runcase_part part, const char *text)
 {
     return strstr(told(d, part), text) != NULL;
+}
+
+void daemons_forget_said(struct daemons *d, enum runcase_part part)
+{
+    struct proc_text *text = &d->parts[part].err;
+    if (text->text)
+        text->text[0] = 0;
+    text->bytes = 0;
 }
 
 static void take_report(struct daemons *d, const struct msg *msg)
@@ -218,4 +234,38 @@ void daemons_ask(struct daemons *d, uint32_t prompt, uint32_t seed, uint32_t tok
     struct msg msg = {.kind = MSG_GENERATE, .id = d->first_id + d->count++, .generate = q->ask};
     assert_int_equal(bus_send(d->client, &msg), 0);
     q->ask.tokens = (struct msg_u32s){0};
+}
+
+void daemons_learn(struct daemons *d)
+{
+    daemons_run(d, NULL);
+    memcpy(learned, d->requests, sizeof learned);
+    for (uint32_t i = 0; i < d->count; i++)
+        if (d->requests[i].done.reason != FINISH_LENGTH)
+            fail_msg("request %u: %s", i, d->requests[i].done.text);
+}
+
+const struct daemons_request *daemons_learned(uint32_t request)
+{
+    return &learned[request];
+}
+
+void daemons_expect(const struct daemons *d, uint32_t request)
+{
+    const struct daemons_request *q = &d->requests[request], *want = &learned[request];
+    if (q->done.reason != FINISH_LENGTH)
+        fail_msg("request %u, selection %u: %s", request, q->ask.selection, q->done.text);
+    assert_int_equal(q->count, want->count);
+    for (uint32_t t = 0; t < q->count; t++)
+        if (q->tokens[t] != want->tokens[t])
+            fail_msg("request %u, selection %u: token %u: found %u, expected %u", request, q->ask.selection,
+                     t, q->tokens[t], want->tokens[t]);
+    assert_int_equal(q->done.generated_tokens, want->count);
+    assert_int_equal(q->progress, q->prompt);
+}
+
+void daemons_expect_learned(const struct daemons *d)
+{
+    for (uint32_t i = 0; i < d->count; i++)
+        daemons_expect(d, i);
 }

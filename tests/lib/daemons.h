@@ -55,6 +55,8 @@ void daemons_close(struct daemons *d); /* accepts one that is closed */
 void daemons_start(struct daemons *d, enum runcase_part part);
 void daemons_kill(struct daemons *d, enum runcase_part part); /* SIGKILL, until it is gone */
 
+void daemons_restart(struct daemons *d, enum runcase_part part);
+
 /* Forgets what was asked. */
 void daemons_clear(struct daemons *d);
 
@@ -70,7 +72,16 @@ void daemons_run(struct daemons *d, bool (*until)(struct daemons *d));
 bool daemons_state_begins(const struct daemons *d, const char *text);
 bool daemons_ready(struct daemons *d);
 
-/* Whether a part has told of `text` by now. */
+/* Until all have ended, undisturbed: what they got is remembered, also when the daemons are closed. */
+void daemons_learn(struct daemons *d);
+const struct daemons_request *daemons_learned(uint32_t request);
+
+/* Fails unless a request, or each, has got what was learned of it. */
+void daemons_expect(const struct daemons *d, uint32_t request);
+void daemons_expect_learned(const struct daemons *d);
+
+/* Whether a part has told of `text` by now, and since daemons_forget_said. */
 bool daemons_said(struct daemons *d, enum runcase_part part, const char *text);
+void daemons_forget_said(struct daemons *d, enum runcase_part part);
 
 #endif
