@@ -311,8 +311,7 @@ static int make_streams(struct card *c, struct err *err)
     struct CUstream_st **const all[] = {&c->stream, &c->lane[0], &c->lane[1], &c->out};
     int rc = 0;
     for (size_t i = 0; i < sizeof all / sizeof *all && rc == 0; i++)
-        rc = c->api->stream_create(c->gpu, i == 0 ? GPU_PRIORITY_BACKGROUND : GPU_PRIORITY_NORMAL, all[i],
-                                   err);
+        rc = c->api->stream_create(c->gpu, i == 0 ? GPU_PRIORITY_NORMAL : GPU_PRIORITY_HIGH, all[i], err);
     return rc;
 }
 
