@@ -51,9 +51,7 @@ struct gpu_info {
     uint64_t context_bytes; /* device memory that the context took: free before less free after */
 };
 
-/* Blocks that wait for room on the card come before those of lower streams, of any process under MPS.
- * Background: what others should not wait behind. */
-enum gpu_priority { GPU_PRIORITY_BACKGROUND, GPU_PRIORITY_NORMAL, GPU_PRIORITY_HIGH };
+enum gpu_priority { GPU_PRIORITY_NORMAL, GPU_PRIORITY_HIGH };
 
 struct gpu_api {
     uint32_t version; /* GPU_API_VERSION */

@@ -379,10 +379,10 @@ static int stream_create(struct gpu *g, enum gpu_priority priority, struct CUstr
                          struct err *err)
 {
     use(g);
-    int least = 0, greatest = 0; /* lower numbers come first */
+    int least = 0, greatest = 0;
     cudaDeviceGetStreamPriorityRange(&least, &greatest);
-    int levels[] = {least, least > greatest ? least - 1 : least, greatest};
-    cudaError_t status = cudaStreamCreateWithPriority(ret_stream, cudaStreamNonBlocking, levels[priority]);
+    cudaError_t status = cudaStreamCreateWithPriority(ret_stream, cudaStreamNonBlocking,
+                                                      priority == GPU_PRIORITY_HIGH ? greatest : least);
     return status == cudaSuccess ? 0 : gpu_fail(err, status, "stream");
 }
 
