@@ -45,6 +45,7 @@ void bench_products(void)
     float *out = (float *)lab_device(512ull * 128256 * 4);
     char shape[64];
     OK(cublasLtCreate(&b.handle));
+    OK(cuda_product_load());
     for (int i = 0; i < 5; i++) {
         uint32_t rows = shapes[i][0], cols = shapes[i][1];
         uint64_t weights = (uint64_t)rows * cols;

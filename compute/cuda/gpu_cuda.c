@@ -244,11 +244,14 @@ static int open_gpu(const char *device, struct gpu **ret_gpu, struct err *err)
         r = make_context(g, &prop, err);
     if (r == 0)
         r = find_driver(err);
+    if (r == 0)
+        g->info.hopper = cuda_prefill_hopper(g->info.ordinal);
+    if (r == 0 && g->info.hopper && cuda_product_load() < 0)
+        r = err_set(err, -EIO, "GPU %s: its kernels do not load", g->info.uuid);
     if (r < 0) {
         mem_free(&g);
         return r;
     }
-    g->info.hopper = cuda_prefill_hopper(g->info.ordinal);
     g->info.mps = mps_runs();
     *ret_gpu = g;
     return 0;

@@ -359,14 +359,31 @@ template <int TOKENS, int PARTS> static int launch(const struct cuda_product *p,
         r = encode_rows(&product.x, p->x, p->n, p->cols, TOKENS);
     if (r < 0)
         return r;
-    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             form<TOKENS>::BYTES) != cudaSuccess)
-        return -EIO;
     struct launch_form how;
     launch_form(&how, dim3(PARTS, ceil_div(p->rows, TILE)), THREADS, form<TOKENS>::BYTES, stream);
     launch_form_cluster(&how, PARTS);
     cudaLaunchKernelEx(&how.config, kernel, product);
     return launch_status();
+}
+
+template <int TOKENS, int PARTS> static int load(void)
+{
+    auto kernel = product_kernel<TOKENS, PARTS>;
+    struct cudaFuncAttributes attributes; /* asking for them loads the code */
+    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, form<TOKENS>::BYTES) !=
+            cudaSuccess ||
+        cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess)
+        return -EIO;
+    return 0;
+}
+
+int cuda_product_load(void)
+{
+    int (*const all[])(void) = {load<8, 1>, load<16, 1>, load<32, 1>, load<8, 2>, load<16, 2>, load<32, 2>};
+    int r = encoder() ? 0 : -ENOTSUP;
+    for (unsigned i = 0; r == 0 && i < sizeof all / sizeof *all; i++)
+        r = all[i]();
+    return r;
 }
 
 /* Two blocks share rows where one for each 64 would leave half of the multiprocessors without. */

@@ -54,6 +54,9 @@ struct cuda_product {
     float *next_squares;
 };
 int cuda_product(const struct cuda_product *product, struct CUstream_st *stream);
+/* Before the first product of a process on its device: code that is loaded by a launch would wait for all
+ * streams (compute/gpu.h). 0, -EIO, -ENOTSUP: the driver is too old. */
+int cuda_product_load(void);
 uint32_t cuda_product_blocks(uint32_t rows);
 
 /* The same product for any n through cuBLASLt. The handle and the workspace are the caller's; a plan keeps

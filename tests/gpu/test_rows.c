@@ -393,6 +393,7 @@ static void test_product(void)
 {
     if (!cuda_prefill_hopper(0))
         return;
+    EXPECT(cuda_product_load() == 0);
     static const struct joined cases[] = {
         {{64, 64, 1}, 0, 0, 0, 0, 0},      {{1001, 128, 3}, 0, 0, 0, 1, 1},
         {{960, 576, 8}, 1, 0, 0, 1, 0},    {{576, 1536, 9}, 0, 0, 1, 0, 1},
