@@ -29,7 +29,10 @@ int blocks_create(struct blocks *b, const struct kv_layout *layout, const struct
     memset(b, 0, sizeof *b);
     b->segment.fd = -1;
     uint64_t block_bytes = layout_block_bytes(layout);
-    uint64_t blocks_max = params->host_bytes / block_bytes;
+    uint64_t blocks_max = block_bytes ? params->host_bytes / block_bytes : BLOCKS_MOST;
+    uint64_t pages = (layout->context_max + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
+    if (layout->host_first_layer > 0 && blocks_max > pages * params->sequences_max)
+        blocks_max = pages * params->sequences_max;
     if (blocks_max == 0)
         return err_set(err, -EINVAL, "host memory: found %llu bytes, expected at least one block of %llu",
                        (unsigned long long)params->host_bytes, (unsigned long long)block_bytes);
@@ -66,6 +69,11 @@ int blocks_map(struct blocks *b, int fd, const struct kv_layout *layout, struct 
     if (r == 0)
         memcpy(&header, probe.at, sizeof header);
     segment_close(&probe);
+    if (r == 0 && header.layout.host_first_layer > 0)
+        r = err_set(err, -ENODATA,
+                    "arena: layers: found those from %u on (write-through offloaded), expected all %u: the "
+                    "others were on the device of the store that is gone, and no sequence is whole",
+                    header.layout.host_first_layer, header.layout.layers);
     struct hash128 want = layout_fingerprint(layout);
     if (r == 0 &&
         (header.layout_lo != want.lo || header.layout_hi != want.hi || header.blocks_max > BLOCKS_MOST))
@@ -118,7 +126,7 @@ static int grow(struct blocks *b)
 {
     if (b->present == b->blocks_max || grow_to(b, (b->present + 1) * b->block_bytes, NULL) < 0)
         return -ENOSPC;
-    uint64_t hold = (b->segment.bytes - b->rows_at) / b->block_bytes;
+    uint64_t hold = b->block_bytes ? (b->segment.bytes - b->rows_at) / b->block_bytes : b->blocks_max;
     uint32_t end = hold < b->blocks_max ? (uint32_t)hold : b->blocks_max;
     for (uint32_t i = end; i > b->present; i--) /* so that the lowest is taken first */
         b->free[b->free_count++] = i - 1;

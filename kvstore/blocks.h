@@ -39,13 +39,15 @@ struct blocks {
     uint64_t block_bytes, rows_at; /* private copies of header fields */
 };
 
-/* A new arena. -ENOMEM, -EINVAL (host_bytes holds no block) with one line. */
+/* A new arena. -ENOMEM, -EINVAL (host_bytes holds no block) with one line. Blocks of an arena that lacks
+ * layers serve one sequence each, so it has no more than all sequences together can fill, whatever
+ * host_bytes says; where it has no layer its blocks take no bytes. */
 int blocks_create(struct blocks *blocks, const struct kv_layout *layout, const struct blocks_params *params,
                   struct err *err);
 
 /* Maps an arena that another process left; takes fd on success only. Checks header, lengths and the layout's
  * fingerprint, nothing else: reference counts are all 0 and the free list is empty until adopt.h has read the
- * records. */
+ * records. -ENODATA: it lacks layers, and so all that its sequences need. */
 int blocks_map(struct blocks *blocks, int fd, const struct kv_layout *layout, struct err *err);
 
 void blocks_close(struct blocks *blocks); /* accepts a zeroed one */

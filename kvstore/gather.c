@@ -43,6 +43,7 @@ void gather_detach(struct gather *g)
 
 void gather_add(struct gather *g, const struct gather_job *job)
 {
+    CHECK(job->kind == GATHER_MOVE || job->layer >= g->blocks->layout.host_first_layer);
     if (g->count == g->room) {
         g->room = g->room ? 2 * g->room : 256;
         g->jobs = mem_resize(g->jobs, g->room, sizeof *g->jobs);
@@ -115,25 +116,27 @@ static uint32_t job_end(const struct gather *g, const struct gather_job *job)
 
 static void run_rows(const struct gather *g, const struct gather_job *job)
 {
-    uint32_t piece = g->blocks->layout.piece_bytes, end = job_end(g, job);
+    const struct kv_layout *layout = &g->blocks->layout;
+    uint32_t piece = layout->piece_bytes, end = job_end(g, job);
     uint8_t *base = g->device->base;
     for (uint32_t i = job->first; i < job->end; i++) {
         const struct elastic_load *load = &job->loads[i];
         const uint8_t *row = host_row(g, job->sequence, load->head, load->position);
         struct gather_place place = gather_place(g, load->head, load->slot);
         for (uint32_t l = job_low(g, job); l < end; l++)
-            memcpy(base + gather_slot_at(job->sequence, l, place), row + (uint64_t)l * piece, piece);
+            memcpy(base + gather_slot_at(job->sequence, l, place), row + layout_piece_at(layout, l), piece);
     }
 }
 
 static void run_pages(const struct gather *g, const struct gather_job *job, bool back)
 {
-    uint32_t piece = g->blocks->layout.piece_bytes, heads = g->blocks->layout.row_heads;
-    for (uint32_t h = 0; h < heads; h++)
+    const struct kv_layout *layout = &g->blocks->layout;
+    uint32_t piece = layout->piece_bytes;
+    for (uint32_t h = 0; h < layout->row_heads; h++)
         for (uint32_t p = job->first; p < job->end; p++) {
             uint8_t *row = host_row(g, job->sequence, h, p);
             for (uint32_t l = job->layer; l < job->end_layer; l++) {
-                uint8_t *host = row + (uint64_t)l * piece;
+                uint8_t *host = row + layout_piece_at(layout, l);
                 uint8_t *page = g->device->base + gather_page_at(g, job, l, h, p);
                 memcpy(back ? host : page, back ? page : host, piece);
             }
@@ -149,7 +152,7 @@ static void run_back_slots(const struct gather *g, const struct gather_job *job)
         uint32_t group = layout_group_of(layout, l);
         for (uint32_t h = 0; h < layout->row_heads; h++) {
             uint32_t slot = elastic_head(e, group, h)->slot_of[job->first];
-            memcpy(host_row(g, job->sequence, h, job->first) + (uint64_t)l * piece,
+            memcpy(host_row(g, job->sequence, h, job->first) + layout_piece_at(layout, l),
                    g->device->base + gather_slot_at(job->sequence, l, gather_place(g, h, slot)), piece);
         }
     }

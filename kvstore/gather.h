@@ -1,5 +1,5 @@
 /* Moves rows: between the host arena and pages, staging pages and slots on the device. Pieces are bytes here.
- * One owner: the planner.
+ * One owner: the planner. No job between host and device names a layer that the arena does not have.
  *
  * A batch is filled with jobs (gather_rows, gather_pages ...) and then run. Jobs of one batch never write
  * the same bytes. Where device memory is a memfd, a pool of threads copies, and a run returns when all rows
@@ -106,7 +106,7 @@ static inline uint64_t gather_page_at(const struct gather *g, const struct gathe
     return page + piece * g->blocks->layout.piece_bytes;
 }
 
-/* Of a row, from the begin of the arena's rows. */
+/* Of a row, from the begin of the arena's rows; layout_piece_at says where a layer's piece is in it. */
 static inline uint64_t gather_row_at(const struct gather *g, const struct sequence *s, uint32_t head,
                                      uint32_t position)
 {

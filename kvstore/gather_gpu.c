@@ -206,7 +206,7 @@ int gather_gpu_attach(struct gather_gpu *g, const struct control_header *header,
     }
     if (r < 0)
         return r;
-    if (!g->registered[0] && !device_gpu_failed(g->device)) /* the base of all rows */
+    if (g->stretches > 0 && !g->registered[0] && !device_gpu_failed(g->device)) /* the base of all rows */
         register_stretch(g, 0, blocks_is_populated(g->gather->blocks, 0));
     return make_room(g, header, err);
 }
@@ -259,7 +259,7 @@ static struct cuda_moves moves_of(const struct gather_gpu *g, struct cuda_kv_vie
                                   uint32_t layers)
 {
     const struct blocks *b = g->gather->blocks;
-    uint64_t skip = (uint64_t)layer * b->layout.piece_bytes;
+    uint64_t skip = layout_piece_at(&b->layout, layer);
     return (struct cuda_moves){.kv = kv,
                                .host_base = blocks_rows(b, 0) + skip,
                                .host_bytes = b->segment.bytes - b->rows_at - skip,

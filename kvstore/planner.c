@@ -14,10 +14,46 @@
 #include "kvstore/residency.h"
 #include "kvstore/step.h"
 #include "link/flag.h"
+#include "proto/memory.h"
 
 #define PIECE_ALIGN 16u /* bytes that the kernels move at a time */
 #define PAGE        4096u
 /* ---- life ---- */
+
+static uint32_t budget_max(const struct planner *p)
+{
+    uint32_t budget = p->options.budget ? p->options.budget : p->layout.context_max;
+    return budget < p->layout.context_max ? budget : p->layout.context_max;
+}
+
+/* Most that a sequence has of one (group, row head). */
+static uint32_t slots_max(const struct planner *p)
+{
+    uint64_t slots = p->options.slots ? p->options.slots : (uint64_t)budget_max(p) * 3 / 2;
+    slots = slots < p->layout.context_max ? slots : p->layout.context_max;
+    return slots < ELASTIC_SLOTS_MAX ? (uint32_t)slots : ELASTIC_SLOTS_MAX;
+}
+
+/* Fixed for the planner's life: what the arena lacks cannot be offloaded later. */
+static uint32_t kept_runs(const struct planner *p)
+{
+    if (p->options.write_through == WRITE_THROUGH_ALL)
+        return 0;
+    if (p->options.no_offload)
+        return layout_runs(&p->layout);
+    uint64_t slab = layout_slab_bytes(&p->layout), bytes = p->options.device_bytes / slab * slab;
+    struct memory_load load = {.requests = p->options.sequences,
+                               .slots = slots_max(p),
+                               .staging_tokens = memory_staging_tokens(&p->layout, bytes, slots_max(p))};
+    return memory_runs_kept(&p->layout, &load, bytes, p->options.offload_layers);
+}
+
+static struct kv_layout arena_layout(const struct planner *p)
+{
+    struct kv_layout layout = p->layout;
+    layout.host_first_layer = layout_run_first(&p->layout, p->kept_runs);
+    return layout;
+}
 
 static struct planner *planner_new(const struct planner_options *options, const struct kv_layout *layout,
                                    const struct planner_events *events)
@@ -29,6 +65,7 @@ static struct planner *planner_new(const struct planner_options *options, const 
     if (events)
         p->events = *events;
     p->epoch = hash_random_id();
+    p->kept_runs = kept_runs(p);
     p->blocks.segment.fd = p->device.segment.fd = p->control.fd = -1;
     return p;
 }
@@ -36,7 +73,8 @@ static struct planner *planner_new(const struct planner_options *options, const 
 static int planner_start(struct planner *p, struct err *err)
 {
     p->options.sequences = p->blocks.header->sequences_max;
-    prefix_init(&p->prefix, &p->blocks, !p->options.no_prefix);
+    /* A block from which not all layers can be filled serves nobody but its sequence. */
+    prefix_init(&p->prefix, &p->blocks, !p->options.no_prefix && p->kept_runs == 0);
     struct device_params device = {p->options.device_bytes, p->options.poison, p->options.gpu};
     if (p->options.gpu && p->layout.piece_bytes % PIECE_ALIGN)
         return err_set(err, -EINVAL, "device %s: layout: found pieces of %u bytes, expected a multiple of %u",
@@ -56,7 +94,8 @@ int planner_create(struct planner **ret, const struct planner_options *options,
 {
     struct planner *p = planner_new(options, layout, events);
     struct blocks_params params = {options->host_bytes, options->sequences};
-    int r = blocks_create(&p->blocks, layout, &params, err);
+    struct kv_layout of_arena = arena_layout(p);
+    int r = blocks_create(&p->blocks, &of_arena, &params, err);
     if (r == 0)
         r = planner_start(p, err);
     if (r < 0) {
@@ -72,7 +111,8 @@ int planner_create_adopting(struct planner **ret, const struct planner_options *
                             struct err *why)
 {
     struct planner *p = planner_new(options, layout, events);
-    int r = blocks_map(&p->blocks, arena_fd, layout, why);
+    struct kv_layout of_arena = arena_layout(p);
+    int r = blocks_map(&p->blocks, arena_fd, &of_arena, why);
     if (r == 0) { /* from here on the descriptor belongs to the planner */
         r = planner_start(p, why);
         if (r == 0)
@@ -109,12 +149,6 @@ void planner_free(struct planner **planner)
 
 /* ---- the decoder ---- */
 
-static uint32_t budget_max(const struct planner *p)
-{
-    uint32_t budget = p->options.budget ? p->options.budget : p->layout.context_max;
-    return budget < p->layout.context_max ? budget : p->layout.context_max;
-}
-
 /* The part of the control segment that the GPU writes to: whole pages up to the end of the flags. */
 static uint64_t flags_bytes(const struct control_header *h)
 {
@@ -142,15 +176,13 @@ int planner_attach(struct planner *p, uint64_t decoder_epoch, struct err *err)
     if (p->attached)
         return err_set(err, -EBUSY, "a decoder is attached already (epoch %016llx)",
                        (unsigned long long)p->decoder_epoch);
-    uint64_t slots = p->options.slots ? p->options.slots : (uint64_t)budget_max(p) * 3 / 2;
-    slots = slots < p->layout.context_max ? slots : p->layout.context_max;
     struct control_params params = {
         .store_epoch = p->epoch,
         .decoder_epoch = decoder_epoch,
         .device_bytes = p->device.bytes,
         .sequences_max = p->options.sequences,
         .list_max = control_list_max(budget_max(p), p->layout.context_max),
-        .slots = slots < ELASTIC_SLOTS_MAX ? (uint32_t)slots : ELASTIC_SLOTS_MAX,
+        .slots = slots_max(p),
         .first_step = 1,
     };
     if (p->device.gpu) {
@@ -207,7 +239,7 @@ void planner_detach(struct planner *p, int64_t now_ns)
         sequence_detach(s, &p->device);
         s->debt_layers = 0;
         s->orphan_until_ns = now_ns + PLANNER_ORPHAN_NS;
-        if (s->closing || s->failed)
+        if (s->closing || s->failed || p->kept_runs > 0) /* the device had rows that the arena lacks */
             sequence_drop(s, &p->prefix);
     }
     residency_close(p);
@@ -327,7 +359,7 @@ static int open_device(const struct planner *p, const struct msg_open *o, uint32
 {
     struct residency_need need = {.pages = sequence_pages(o->capacity),
                                   .slot_slabs = o->budget ? sequence_slot_slabs(&p->params, slots) : 0};
-    uint32_t runs = p->options.no_offload ? p->residency.runs : 0;
+    uint32_t runs = p->options.no_offload ? p->residency.runs : p->kept_runs;
     uint64_t slabs = residency_slabs(p, runs, &need, true), before = residency_slabs(p, runs, NULL, true);
     if (slabs > p->device.slabs)
         return err_set(

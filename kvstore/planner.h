@@ -27,6 +27,7 @@ struct planner_options {
     uint32_t slots;          /* of one (sequence, group, row head); 0: 1.5 x the sequence's budget */
     uint32_t budget;         /* largest that a sequence may ask for; 0: the context */
     uint32_t offload_layers; /* at least the last so many are offloaded, whatever memory allows */
+    uint32_t write_through;  /* enum memory_write_through */
     int threads;
     bool no_elastic, no_prefix, no_offload, poison;
     void (*before_touch)(void *arg, uint32_t stretch); /* tests: as `before` in populate.h */
@@ -114,8 +115,9 @@ struct planner_totals { /* since the start */
 struct planner {
     struct planner_options options;
     struct planner_events events;
-    uint64_t epoch; /* of this store */
-    struct kv_layout layout;
+    uint64_t epoch;          /* of this store */
+    struct kv_layout layout; /* the decoder's; blocks.layout says which layers the arena has */
+    uint32_t kept_runs;      /* runs [0, kept_runs) never leave the device: the arena does not have them */
     struct blocks blocks;
     struct prefix prefix;
     struct device device;

@@ -148,19 +148,23 @@ uint64_t residency_slabs(const struct planner *p, uint32_t runs, const struct re
 /* Runs that may be resident, memory apart. */
 static uint32_t runs_allowed(const struct planner *p)
 {
-    uint32_t runs = p->residency.runs, most = p->layout.layers;
-    most -= p->options.offload_layers < most ? p->options.offload_layers : most;
-    while (layout_run_first(&p->layout, runs) > most)
+    return memory_runs_allowed(&p->layout, p->options.offload_layers);
+}
+
+/* Never fewer than are kept: planner_open admits what fits beside them. */
+static uint32_t runs_that_fit(const struct planner *p)
+{
+    uint32_t runs = runs_allowed(p);
+    while (runs > p->kept_runs && residency_slabs(p, runs, NULL, false) > p->device.slabs)
         runs--;
     return runs;
 }
 
-static uint32_t runs_that_fit(const struct planner *p)
+/* What tests force, as far as it may be. */
+static uint32_t runs_forced(const struct planner *p)
 {
-    uint32_t runs = runs_allowed(p);
-    while (runs > 0 && residency_slabs(p, runs, NULL, false) > p->device.slabs)
-        runs--;
-    return runs;
+    uint32_t runs = (uint32_t)p->residency.forced;
+    return runs > p->kept_runs ? runs : p->kept_runs;
 }
 
 /* To how many runs the layers may come back: with room for all that there ever can be, and for the slots
@@ -194,6 +198,7 @@ static void prepared_give(struct planner *p, uint32_t runs)
 static void propose(struct planner *p, uint32_t runs)
 {
     struct residency *r = &p->residency;
+    CHECK(runs >= p->kept_runs);
     r->returning = 0;
     if (runs == wanted(r))
         return;
@@ -209,14 +214,14 @@ void residency_review(struct planner *p)
     struct residency *r = &p->residency;
     if (!p->attached || p->options.no_offload)
         return;
-    uint32_t now = r->forced >= 0 ? (uint32_t)r->forced : runs_that_fit(p);
+    uint32_t now = r->forced >= 0 ? runs_forced(p) : runs_that_fit(p);
     if (now < wanted(r)) {
         propose(p, now);
         prepared_give(p, now);
         p->totals.offloads++;
         return;
     }
-    uint32_t back = r->forced >= 0 ? (uint32_t)r->forced : runs_to_return(p);
+    uint32_t back = r->forced >= 0 ? runs_forced(p) : runs_to_return(p);
     r->returning = back > wanted(r) ? back : 0;
     prepared_give(p, r->returning ? r->returning : wanted(r)); /* fewer may come back than before */
 }

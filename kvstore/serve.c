@@ -89,6 +89,12 @@ static void send_arena(struct serve *s, struct connection *c)
         log_warn("the arena was not handed to pid %d: %s", (int)c->pid, err.text);
 }
 
+/* Layers that the arena lacks. */
+static uint32_t host_lacks(const struct serve *s)
+{
+    return s->planner ? s->planner->blocks.layout.host_first_layer : 0;
+}
+
 static int make_planner(struct serve *s, const struct kv_layout *layout, struct err *err)
 {
     int r = -ENOENT;
@@ -115,6 +121,10 @@ static int make_planner(struct serve *s, const struct kv_layout *layout, struct 
         "layout layers=%u row_heads=%u groups=%u piece_bytes=%u context=%u device_slabs=%u host_blocks=%u",
         layout->layers, layout->row_heads, layout->groups, layout->piece_bytes, layout->context_max,
         s->planner->device.slabs, s->planner->blocks.blocks_max);
+    if (host_lacks(s) > 0)
+        log_info("write-through offloaded: layers below %u of %u are kept on the device alone: no prefix is "
+                 "used again, and sequences end with their decoder",
+                 host_lacks(s), layout->layers);
     for (int i = 0; i < CONNECTIONS_MAX; i++)
         if (s->connections[i].fd >= 0 && s->connections[i].role == ROLE_LAUNCH)
             send_arena(s, &s->connections[i]);
@@ -140,7 +150,8 @@ static void drop_connection(struct serve *s, struct connection *c)
     loop_remove_fd(s->loop, c->fd);
     close(c->fd);
     if (s->decoder == c) {
-        log_info("decoder gone pid=%d epoch=%016llx", (int)c->pid, (unsigned long long)c->epoch);
+        log_info("decoder gone pid=%d epoch=%016llx%s", (int)c->pid, (unsigned long long)c->epoch,
+                 host_lacks(s) > 0 ? ": its sequences are dropped, host memory lacks layers of theirs" : "");
         s->decoder = NULL;
         s->decoder_epoch = 0;
         command(s, STORE_WORKER_DETACH, 0);

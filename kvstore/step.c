@@ -167,14 +167,14 @@ static bool begin(struct planner *p)
 /* The rows of positions [first, end) from where the step that is over wrote them. */
 static void write_back(struct planner *p, struct sequence *s, uint32_t first, uint32_t end, bool sparse)
 {
-    uint32_t resident = residency_layers(p);
+    uint32_t resident = residency_layers(p), low = p->blocks.layout.host_first_layer;
     struct gather_job job = {.kind = GATHER_BACK_PAGES,
-                             .layer = 0,
+                             .layer = low,
                              .end_layer = resident,
                              .first = first,
                              .end = end,
                              .sequence = s,
-                             .pages = s->pages,
+                             .pages = s->pages + (size_t)low * s->pages_max,
                              .stride = s->pages_max};
     gather_pages(&p->gather, &job);
     uint32_t layers = resident;
@@ -185,7 +185,7 @@ static void write_back(struct planner *p, struct sequence *s, uint32_t first, ui
         gather_add(&p->gather, &job);
     }
     s->counters.bytes_written +=
-        (uint64_t)(end - first) * p->layout.row_heads * layers * p->layout.piece_bytes;
+        (uint64_t)(end - first) * p->layout.row_heads * (layers - low) * p->layout.piece_bytes;
 }
 
 /* What was queued is on its way. */

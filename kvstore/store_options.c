@@ -7,6 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "proto/memory.h"
+
 enum { THREADS_DEFAULT_MAX = 16, THREADS_MAX = 256 };
 
 #define AT(field) .at = offsetof(struct store_options, planner.field), .group = DAEMON_GROUP
@@ -30,6 +32,9 @@ static const struct option_entry table[] = {
      .text = "threads that plan and gather (default: processors online, at most 16)"},
     {.name = "no-elastic", .kind = OPTION_FLAG, AT(no_elastic), .text = "gather every selection whole"},
     {.name = "no-prefix", .kind = OPTION_FLAG, AT(no_prefix), .text = "keep no blocks for later requests"},
+    {.name = "write-through", .kind = OPTION_CHOICE, AT(write_through), .argument = "LAYERS",
+     .initial = "all", .choices = WRITE_THROUGH_CHOICES,
+     .text = "whose rows host memory has: all, or those alone that are ever offloaded"},
     {.name = "no-offload", .kind = OPTION_FLAG, AT(no_offload),
      .text = "keep all layers on the device, or refuse"},
     {.name = "offload-layers", .kind = OPTION_UINT, AT(offload_layers), .argument = "N", .initial = "0",

@@ -62,6 +62,7 @@ static const struct option_entry rows[] = {
     {OF_RUN("no-elastic", HOW)},
     {OF_RUN("offload-layers", HOW)},
     {OF_RUN("no-offload", HOW)},
+    {OF_RUN("write-through", HOW)},
     {OF_RUN("cores", HOW)},
     {OF_RUN("idle", HOW)},
     {OF_RUN("activations", HOW)},

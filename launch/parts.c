@@ -15,6 +15,7 @@
 #include "launch/gpu_memory.h"
 #include "launch/gpu_probe.h"
 #include "model/head.h"
+#include "proto/memory.h"
 
 #define NUMBER_BYTES      24
 #define STORE_THREADS_MAX 16u                  /* more do not copy faster */
@@ -50,6 +51,8 @@ static int start_store(struct supervise *s, const struct parts_plan *plan, uint6
     add_number(&part, "--slots", o->slots, text[4]);
     add_number(&part, "--budget", plan->budget, text[5]);
     add_number(&part, "--offload-layers", o->offload_layers, text[6]);
+    if (o->write_through == WRITE_THROUGH_OFFLOADED)
+        supervise_arg(&part, "--write-through", "offloaded");
     if (o->no_elastic)
         supervise_arg(&part, "--no-elastic", NULL);
     if (o->no_prefix)

@@ -11,6 +11,7 @@
 #include "compute/gpu.h"
 #include "proto/control.h"
 #include "proto/limits.h"
+#include "proto/memory.h"
 
 #define AT(field) .at = offsetof(struct run_options, field)
 
@@ -98,6 +99,9 @@ static const struct option_entry table[] = {
      .text = "offload at least the last N layers, whatever the device holds"},
     {.name = "no-offload", .kind = OPTION_FLAG, AT(no_offload), .group = MEMORY,
      .text = "keep every layer on the device"},
+    {.name = "write-through", .kind = OPTION_CHOICE, AT(write_through), .argument = "LAYERS",
+     .initial = "all", .choices = WRITE_THROUGH_CHOICES, .group = MEMORY,
+     .text = "host memory has all layers, or only those that are ever offloaded"},
     {.name = "temp", .kind = OPTION_FLOAT, AT(temperature), .argument = "T", .initial = "0", .least = 0,
      .most = 100, .group = SAMPLING, .text = "temperature; 0: always the likeliest token"},
     {.name = "top-k", .kind = OPTION_UINT, AT(top_k), .argument = "N", .initial = "40", .least = 0,

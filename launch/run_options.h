@@ -36,6 +36,7 @@ struct run_options {
     uint32_t slots, sequences;           /* 0: default */
     uint32_t offload_layers;
     uint64_t prefix_memory;
+    uint32_t write_through; /* enum memory_write_through */
     bool no_elastic, no_prefix, no_offload, poison;
     uint32_t activations; /* 0 f32, 1 q8 */
     uint32_t idle;        /* enum awake_idle */

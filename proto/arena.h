@@ -5,7 +5,8 @@
  *   0            struct arena_header
  *   records_at   struct arena_sequence [sequences_max], each record_bytes long
  *   blocks_at    struct arena_block [blocks_max]
- *   rows_at      block b: kv rows [row head][token][layer][piece], then key rows [token][key_row_bytes]
+ *   rows_at      block b: kv rows [row head][token][layer][piece], then key rows [token][key_row_bytes];
+ *                layers from layout.host_first_layer on
  *
  * The file grows at its end, by chunks (blocks_present tells whole blocks). One writer of every field: the
  * store's planner thread. Counts are published by release stores, after what they count. */
@@ -19,7 +20,7 @@
 #include "proto/layout.h"
 
 #define ARENA_MAGIC    UINT64_C(0x3130415845504353) /* "SCPEXA01" */
-#define ARENA_VERSION  1u
+#define ARENA_VERSION  2u
 #define ARENA_NO_BLOCK UINT32_MAX
 
 struct arena_header {

@@ -31,6 +31,8 @@ int layout_check(const struct kv_layout *l, struct err *err)
     if (r == 0)
         r = check_range("context_max", l->context_max, 1, LIMIT_CONTEXT, err);
     if (r == 0)
+        r = check_range("host_first_layer", l->host_first_layer, 0, l->layers, err);
+    if (r == 0)
         r = check_range("group_first_layer[0]", l->group_first_layer[0], 0, 0, err);
     for (uint32_t g = 0; r == 0 && g < l->groups; g++)
         r = check_range("group_first_layer", l->group_first_layer[g + 1], l->group_first_layer[g] + 1,
@@ -47,7 +49,7 @@ struct hash128 layout_fingerprint(const struct kv_layout *l)
     memset(words, 0, sizeof words);
     uint64_t head[] = {l->model.lo,        l->model.hi,  l->layers,      l->row_heads,
                        l->selection_heads, l->groups,    l->piece_bytes, l->dtype,
-                       l->key_row_bytes,   BLOCK_TOKENS, l->context_max};
+                       l->key_row_bytes,   BLOCK_TOKENS, l->context_max, l->host_first_layer};
     memcpy(words, head, sizeof head);
     for (uint32_t g = 0; g <= l->groups && g <= LIMIT_GROUPS; g++)
         words[16 + g] = l->group_first_layer[g];
@@ -89,7 +91,7 @@ uint32_t layout_run_of(const struct kv_layout *l, uint32_t layer)
 
 uint64_t layout_row_bytes(const struct kv_layout *l)
 {
-    return (uint64_t)l->layers * l->piece_bytes;
+    return layout_piece_at(l, l->layers);
 }
 
 uint64_t layout_block_bytes(const struct kv_layout *l)

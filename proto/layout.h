@@ -23,7 +23,9 @@ struct kv_layout {
     uint32_t key_row_bytes; /* second row kind: the retriever's K of one token; 0 = not kept */
     uint32_t context_max;   /* positions a sequence may have */
     uint32_t group_first_layer[LIMIT_GROUPS + 1]; /* [0] = 0, [groups] = layers, ascending */
-    uint32_t pad0;                                /* zero */
+    /* Of the arena's layout alone, 0 in all that processes tell each other: layers below, whole runs of them,
+     * are not in the arena (write-through `offloaded`, memory.h). */
+    uint32_t host_first_layer;
 };
 
 /* Every count within proto/limits.h, products within 64 bits. 0 or -EINVAL with field, found, expected. */
@@ -43,19 +45,25 @@ uint32_t layout_runs(const struct kv_layout *layout);
 uint32_t layout_run_first(const struct kv_layout *layout, uint32_t run); /* run = layout_runs(): layers */
 uint32_t layout_run_of(const struct kv_layout *layout, uint32_t layer);
 
-/* Sizes in bytes. */
-uint64_t
-layout_row_bytes(const struct kv_layout *layout); /* pieces of one (token, row head): layers x piece */
+/* Sizes in bytes. A row: the pieces of one (token, row head) in the arena's layers; none: 0. */
+uint64_t layout_row_bytes(const struct kv_layout *layout);
 uint64_t
 layout_block_bytes(const struct kv_layout *layout);         /* rows of 64 tokens, all row heads, + key rows */
 uint64_t layout_page_bytes(const struct kv_layout *layout); /* one layer, 64 tokens, all row heads */
 uint64_t
 layout_slab_bytes(const struct kv_layout *layout); /* SLAB_BYTES_MIN, or the next power of two >= a page */
 
-/* Offset of a row within its block: [row head][token in block][layer][piece]. */
+/* Offset of a row within its block: [row head][token in block][layer of the arena][piece]. */
 static inline uint64_t layout_row_at(const struct kv_layout *layout, uint32_t row_head, uint32_t token)
 {
-    return ((uint64_t)row_head * BLOCK_TOKENS + token) * layout->layers * layout->piece_bytes;
+    return ((uint64_t)row_head * BLOCK_TOKENS + token) * (layout->layers - layout->host_first_layer) *
+           layout->piece_bytes;
+}
+
+/* Offset of a layer's piece within its row; layer >= host_first_layer. */
+static inline uint64_t layout_piece_at(const struct kv_layout *layout, uint32_t layer)
+{
+    return (uint64_t)(layer - layout->host_first_layer) * layout->piece_bytes;
 }
 
 /* Hidden states of the model that a retrieval head reads; proto/features.h. */

@@ -94,6 +94,26 @@ uint32_t memory_exact_threshold(const struct kv_layout *layout, const struct mem
     return low;
 }
 
+uint32_t memory_runs_allowed(const struct kv_layout *layout, uint32_t offload_layers)
+{
+    uint32_t runs = layout_runs(layout);
+    uint32_t most = layout->layers - (offload_layers < layout->layers ? offload_layers : layout->layers);
+    while (layout_run_first(layout, runs) > most)
+        runs--;
+    return runs;
+}
+
+uint32_t memory_runs_kept(const struct kv_layout *layout, const struct memory_load *load,
+                          uint64_t device_bytes, uint32_t offload_layers)
+{
+    uint64_t slabs = device_bytes / layout_slab_bytes(layout);
+    uint32_t runs = memory_runs_allowed(layout, offload_layers);
+    while (runs > 0 &&
+           memory_kept_slabs(layout, load, layout->context_max, layout_run_first(layout, runs)) > slabs)
+        runs--;
+    return runs;
+}
+
 uint64_t memory_host_bytes(const struct kv_layout *layout, uint32_t requests, uint32_t context)
 {
     return (uint64_t)requests * divide_up(context, BLOCK_TOKENS) * layout_block_bytes(layout);

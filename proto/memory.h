@@ -60,6 +60,18 @@ uint64_t memory_kept_slabs(const struct kv_layout *layout, const struct memory_l
 uint32_t memory_exact_threshold(const struct kv_layout *layout, const struct memory_load *load,
                                 uint64_t device_bytes, uint32_t resident);
 
+/* Which layers' rows go to host memory: all, or only those of layers that are ever offloaded. */
+enum memory_write_through { WRITE_THROUGH_ALL, WRITE_THROUGH_OFFLOADED };
+#define WRITE_THROUGH_CHOICES "all|offloaded"
+
+/* Runs that are still on the device, at least the last `offload_layers` layers apart, when the load is held
+ * at layout->context_max: with `requests` as many as there may be, they never leave. */
+uint32_t memory_runs_kept(const struct kv_layout *layout, const struct memory_load *load,
+                          uint64_t device_bytes, uint32_t offload_layers);
+
+/* Most runs that leave at least the last `offload_layers` layers out. */
+uint32_t memory_runs_allowed(const struct kv_layout *layout, uint32_t offload_layers);
+
 /* Host bytes of the rows (and key rows) of the load, whole blocks. */
 uint64_t memory_host_bytes(const struct kv_layout *layout, uint32_t requests, uint32_t context);
 
