@@ -37,15 +37,11 @@ static uint32_t slots_max(const struct planner *p)
 /* Fixed for the planner's life: what the arena lacks cannot be offloaded later. */
 static uint32_t kept_runs(const struct planner *p)
 {
-    if (p->options.write_through == WRITE_THROUGH_ALL)
-        return 0;
-    if (p->options.no_offload)
-        return layout_runs(&p->layout);
-    uint64_t slab = layout_slab_bytes(&p->layout), bytes = p->options.device_bytes / slab * slab;
-    struct memory_load load = {.requests = p->options.sequences,
-                               .slots = slots_max(p),
-                               .staging_tokens = memory_staging_tokens(&p->layout, bytes, slots_max(p))};
-    return memory_runs_kept(&p->layout, &load, bytes, p->options.offload_layers);
+    struct memory_through through = {.write_through = p->options.write_through,
+                                     .offload_layers = p->options.offload_layers,
+                                     .no_offload = p->options.no_offload};
+    return memory_runs_kept(&p->layout, p->options.sequences, slots_max(p), p->options.device_bytes,
+                            &through);
 }
 
 static struct kv_layout arena_layout(const struct planner *p)

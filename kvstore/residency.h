@@ -2,7 +2,7 @@
  *
  * Layers of runs [0, resident) are; those of the first kept_runs, which the arena lacks, always. Offloading
  * goes run by run from the last; it is proposed as soon as what all sequences will need next no longer fits.
- * Coming back needs room for all that they may ever grow to, so that a load near the threshold does not swing.
+ * Coming back needs room for all that they may ever grow to, so that a load near the threshold stays put.
  * The step of the threshold moves sequence by sequence what slots will hold of a whole run; pages are given
  * behind it, but where the next sequence's slots need their room. Where that is not enough slots are taken
  * layer by layer before that layer's pages are given, and where there is still less the pages go first. */

@@ -2,6 +2,7 @@
 #include "kvstore/status.h"
 
 #include "link/figures.h"
+#include "proto/memory.h"
 
 static void put_layout(json_t *root, const struct kv_layout *l)
 {
@@ -34,6 +35,7 @@ static void put_memory(json_t *root, const struct store_worker_stats *s)
     figures_count(o, "list_max", s->list_max);
     o = figures_section(root, "host");
     figures_count(o, "bytes", s->arena_bytes);
+    figures_count(o, "layers", s->host_layers);
     figures_count(o, "block_bytes", s->block_bytes);
     figures_count(o, "blocks", s->blocks);
     figures_count(o, "blocks_used", s->blocks_present - s->blocks_free - s->blocks_cached);
@@ -151,6 +153,7 @@ char *status_of_store(const struct status_source *source)
     figures_text(root, "state", source->state);
     figures_bool(root, "elastic", !source->options->no_elastic);
     figures_bool(root, "offload", !source->options->no_offload);
+    figures_text(root, "write_through", memory_through_name(source->options->write_through));
     if (source->stats) {
         put_layout(root, source->layout);
         put_stats(root, source->stats);

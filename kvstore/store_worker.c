@@ -424,6 +424,7 @@ static void snapshot(struct store_worker *w)
                                    .answers_lost = w->answers_lost,
                                    .block_bytes = p->blocks.block_bytes,
                                    .arena_bytes = p->blocks.segment.bytes,
+                                   .host_layers = p->layout.layers - p->blocks.layout.host_first_layer,
                                    .control_bytes = p->attached ? p->control.bytes : 0,
                                    .slots = p->params.header_slots,
                                    .staging_tokens = p->residency.staging_pages * BLOCK_TOKENS,

@@ -77,6 +77,7 @@ struct store_worker_stats { /* a snapshot for STATUS */
     uint32_t blocks, blocks_present, blocks_free, blocks_cached;
     uint64_t answers_lost; /* the loop was too far behind */
     uint64_t block_bytes, arena_bytes, control_bytes;
+    uint32_t host_layers; /* whose rows the arena has */
     uint32_t slots, staging_tokens, list_max;
     uint32_t live_count;
     struct store_worker_sequence sequences[LIMIT_SEQUENCES];

@@ -195,10 +195,10 @@ static void send_round(struct bench *b)
  * and each repeat, waits for a line. */
 static void begin_round(struct bench *b)
 {
-    if (b->round == BENCH_ROUND_BUILD && b->rows[b->row].depth < BLOCK_TOKENS)
+    bool builds = bench_plan_builds(&b->options, b->rows[b->row].depth);
+    if (b->round == BENCH_ROUND_BUILD && !builds)
         b->round = BENCH_ROUND_WARM;
-    bool first = b->round == BENCH_ROUND_BUILD ||
-                 (b->round == BENCH_ROUND_WARM && b->rows[b->row].depth < BLOCK_TOKENS);
+    bool first = b->round == BENCH_ROUND_BUILD || (b->round == BENCH_ROUND_WARM && !builds);
     if (b->options.paced && (first || b->round >= 0)) {
         b->waiting = !b->lines;
         if (b->waiting)
@@ -308,7 +308,8 @@ static void end_if_stuck(struct bench *b)
     char text[ERR_TEXT_MAX];
     for (uint32_t i = 0; i < b->count; i++)
         received[i] = b->streams[i].received;
-    if (b->ending || (begun = bench_plan_stuck(received, b->count)) == 0)
+    uint32_t ahead = bench_plan_ahead(&b->options, b->rows[b->row].depth);
+    if (b->ending || (begun = bench_plan_stuck(received, b->count, ahead)) == 0)
         return;
     snprintf(text, sizeof text,
              "%u of %u sequences run and the others wait for memory; expected fewer --requests, or more "

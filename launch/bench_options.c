@@ -10,6 +10,7 @@
 #include "base/parse.h"
 #include "base/options.h"
 #include "proto/limits.h"
+#include "proto/memory.h"
 
 #define AT(field) .at = offsetof(struct bench_options, field)
 
@@ -122,7 +123,14 @@ static int check(struct bench_options *o, struct err *err)
         return err_set(err, -EINVAL, "--prompt and --predict: found 0 in both, expected one that is not");
     if (o->json)
         o->output = BENCH_JSON;
-    return take_depths(o, err);
+    r = take_depths(o, err);
+    for (uint32_t i = 0; i < o->depth_count && !r; i++)
+        if (o->prompt && o->depths[i] && o->run.write_through == WRITE_THROUGH_OFFLOADED)
+            r = err_set(
+                err, -EINVAL,
+                "--write-through offloaded: a prefill at a depth begins with cached blocks, which then "
+                "there are none of; expected --prompt 0 or --depth 0");
+    return r;
 }
 
 int bench_options_parse(int argc, char **argv, struct bench_options *ret_options, struct err *err)

@@ -5,7 +5,11 @@
 
 #include "base/alloc.h"
 #include "base/hash.h"
+#include "compute/gpu.h"
 #include "proto/layout.h"
+#include "proto/memory.h"
+
+enum { PROMPT_CPU = 256, PATIENCE = 4 }; /* the decoder's tokens of a prompt in one step */
 
 #define SEED       20250101u
 #define BEGINNINGS UINT64_C(1000000) /* more than there are of them */
@@ -37,8 +41,9 @@ struct bench_request bench_plan_request(const struct bench_options *o, const str
     if (row->kind == BENCH_PREFILL)
         return (struct bench_request){row->depth + o->prompt, 1, row->depth, beginning};
     uint32_t prompt = row->depth > 1 ? row->depth - 1 : 1, whole = (prompt - 1) / BLOCK_TOKENS * BLOCK_TOKENS;
-    return (struct bench_request){prompt, BENCH_LEAD + o->decode + BENCH_AHEAD * (o->parallel - 1), whole,
-                                  beginning};
+    return (struct bench_request){
+        prompt, BENCH_LEAD + o->decode + bench_plan_ahead(o, row->depth) * (o->parallel - 1), whole,
+        beginning};
 }
 
 uint32_t bench_plan_sequences(const struct bench_options *o, int round)
@@ -46,7 +51,18 @@ uint32_t bench_plan_sequences(const struct bench_options *o, int round)
     return round == BENCH_ROUND_BUILD && !o->distinct ? 1 : o->parallel;
 }
 
-uint32_t bench_plan_stuck(const uint32_t *received, uint32_t count)
+uint32_t bench_plan_ahead(const struct bench_options *o, uint32_t depth)
+{
+    uint32_t tokens = gpu_named(o->run.device) ? MEMORY_GPU_PROMPT : PROMPT_CPU, steps = depth / tokens + 2;
+    return o->run.write_through == WRITE_THROUGH_ALL || steps < BENCH_AHEAD ? BENCH_AHEAD : steps;
+}
+
+bool bench_plan_builds(const struct bench_options *o, uint32_t depth)
+{
+    return depth >= BLOCK_TOKENS && o->run.write_through == WRITE_THROUGH_ALL;
+}
+
+uint32_t bench_plan_stuck(const uint32_t *received, uint32_t count, uint32_t ahead)
 {
     uint32_t begun = 0, least = UINT32_MAX;
     for (uint32_t i = 0; i < count; i++)
@@ -54,17 +70,17 @@ uint32_t bench_plan_stuck(const uint32_t *received, uint32_t count)
             begun++;
             least = received[i] < least ? received[i] : least;
         }
-    return begun && begun < count && least > BENCH_LEAD + BENCH_PATIENCE ? begun : 0;
+    return begun && begun < count && least > BENCH_LEAD + PATIENCE * ahead ? begun : 0;
 }
 
 int bench_plan_context(const struct bench_options *o, uint32_t most, uint32_t *ret_context, struct err *err)
 {
     uint64_t tokens = o->prompt + UINT64_C(1), longest = 0;
-    uint64_t decode =
-        o->decode ? BENCH_LEAD + (uint64_t)o->decode + BENCH_AHEAD * (o->parallel - UINT64_C(1)) : 0;
-    tokens = tokens > decode ? tokens : decode;
     for (uint32_t i = 0; i < o->depth_count; i++)
         longest = o->depths[i] > longest ? o->depths[i] : longest;
+    uint64_t ahead = bench_plan_ahead(o, (uint32_t)longest) * (o->parallel - UINT64_C(1)),
+             decode = o->decode ? BENCH_LEAD + o->decode + ahead : 0;
+    tokens = tokens > decode ? tokens : decode;
     longest += tokens + 1;
     if (longest > most)
         return err_set(

@@ -13,12 +13,9 @@
  * retriever may have to catch up with a prompt that prefix reuse spared the decoder. */
 #define BENCH_LEAD 2u
 
-/* Steps that a sequence may be ahead for each one that begins after it: as long as that one's KV is filled in
- * on the device, those before it decode. Who is ahead is cancelled when the time is over. */
+/* Steps that a sequence may be ahead for each one that begins after it, at least: as long as that one's KV is
+ * filled in on the device, those before it decode. Who is ahead is cancelled when the time is over. */
 #define BENCH_AHEAD 32u
-
-/* Steps of all that have begun after which one that has not is not going to: memory holds no more of them. */
-#define BENCH_PATIENCE (4 * BENCH_AHEAD)
 
 /* Rounds of a row before those that count: the depth alone, so that later rounds find it in the prefix
  * cache, and a repeat that is thrown away. */
@@ -41,9 +38,16 @@ struct bench_request bench_plan_request(const struct bench_options *options, con
 /* Sequences of a round: one where the depth that all share is built. */
 uint32_t bench_plan_sequences(const struct bench_options *options, int round);
 
-/* Of `count` sequences, with the tokens that each has received: how many run while the others wait in vain.
- * 0: no sign of that. */
-uint32_t bench_plan_stuck(const uint32_t *received, uint32_t count);
+/* Steps that one of `depth` may be ahead for each that begins after it. Where no prefix can be used again,
+ * since the KV cache's host memory may lack layers, one for each part of that one's prompt. */
+uint32_t bench_plan_ahead(const struct bench_options *options, uint32_t depth);
+
+/* Whether a row has a round that builds its depth: one that some block of the prefix cache can hold. */
+bool bench_plan_builds(const struct bench_options *options, uint32_t depth);
+
+/* Of `count` sequences, with the tokens that each has received: how many run while the others wait in vain:
+ * those that have begun would not have got so far ahead, memory holds no more. 0: no sign of that. */
+uint32_t bench_plan_stuck(const uint32_t *received, uint32_t count, uint32_t ahead);
 
 /* Positions that the longest request needs. 0, or -E2BIG when the model has fewer. */
 int bench_plan_context(const struct bench_options *options, uint32_t most, uint32_t *ret_context,

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "proto/memory.h"
 
 #define MIB (1024.0 * 1024.0)
 
@@ -344,6 +345,7 @@ void bench_report_json(const struct bench_report *r, FILE *to)
     json_object_set_new(top, "distinct", json_boolean(o->distinct));
     json_object_set_new(top, "elastic", json_boolean(!o->run.no_elastic));
     json_object_set_new(top, "offload", json_boolean(!o->run.no_offload));
+    json_object_set_new(top, "write_through", json_string(memory_through_name(o->run.write_through)));
     json_object_set_new(top, "activations", json_string(r->gpu ? "bf16" : o->run.activations ? "q8" : "f32"));
     json_object_set_new(top, "cores", json_integer(r->cores));
     json_object_set_new(top, "context", json_integer(r->context));

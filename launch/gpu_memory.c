@@ -37,6 +37,26 @@ static void layout_of(const struct model *model, const struct head *head, uint32
     memcpy(ret->group_first_layer, h->group_first_layer, sizeof h->group_first_layer);
 }
 
+static uint32_t slots_of(const struct gpu_memory_load *load)
+{
+    return load->slots ? load->slots : load->budget + load->budget / 2;
+}
+
+static uint64_t arena_bytes(const struct gpu_memory_load *load, const struct kv_layout *layout)
+{
+    /* Where layers are left out no block outlives its sequence. */
+    uint32_t requests = load->requests && !layout->host_first_layer ? load->requests : load->sequences;
+    uint64_t arena = memory_host_bytes(layout, requests, load->context);
+    return load->host_bytes && load->host_bytes < arena ? load->host_bytes : arena;
+}
+
+static void sum(struct gpu_memory *m)
+{
+    m->taken = m->contexts + m->libraries + m->mapping + m->weights + m->activations + m->features +
+               m->workspace + m->tables + m->retriever_weights + m->retriever_keys + m->retriever_workspace;
+    m->kv = m->cap > m->taken ? m->cap - m->taken : 0;
+}
+
 void gpu_memory_plan(const struct gpu_memory_load *load, uint64_t cap, struct gpu_memory *ret)
 {
     const struct model_config *m = model_config(load->model);
@@ -52,7 +72,7 @@ void gpu_memory_plan(const struct gpu_memory_load *load, uint64_t cap, struct gp
     struct memory_gpu_load steps = {.context = load->context,
                                     .sequences = load->sequences,
                                     .budget = load->budget,
-                                    .slots = load->slots ? load->slots : load->budget + load->budget / 2};
+                                    .slots = slots_of(load)};
     if (load->head && load->with_retriever) {
         steps.feature_layers = head_config(load->head)->feature_layer_count;
         steps.feature_hidden = head_config(load->head)->feature_hidden;
@@ -63,11 +83,8 @@ void gpu_memory_plan(const struct gpu_memory_load *load, uint64_t cap, struct gp
     struct memory_gpu_decoder decoder;
     layout_of(load->model, load->head, load->context, &layout);
     memory_gpu_decoder(&model, &layout, &steps, &decoder);
-    uint64_t arena =
-        memory_host_bytes(&layout, load->requests ? load->requests : load->sequences, load->context);
-    arena = load->host_bytes && load->host_bytes < arena ? load->host_bytes : arena;
     *ret = (struct gpu_memory){.cap = cap,
-                               .mapping = arena / MEMORY_GPU_MAPPING,
+                               .mapping = arena_bytes(load, &layout) / MEMORY_GPU_MAPPING,
                                .contexts = processes * context + (load->mps ? MEMORY_GPU_MPS : 0),
                                .libraries = (processes - 1) * MEMORY_GPU_LIBRARIES,
                                .weights = decoder.weights,
@@ -84,10 +101,13 @@ void gpu_memory_plan(const struct gpu_memory_load *load, uint64_t cap, struct gp
         ret->retriever_keys = retriever.keys;
         ret->retriever_workspace = retriever.workspace;
     }
-    ret->taken = ret->contexts + ret->libraries + ret->mapping + ret->weights + ret->activations +
-                 ret->features + ret->workspace + ret->tables + ret->retriever_weights + ret->retriever_keys +
-                 ret->retriever_workspace;
-    ret->kv = cap > ret->taken ? cap - ret->taken : 0;
+    sum(ret);
+    /* Of the arena of fewer layers: the cache can only become larger, and those layers fewer. */
+    uint32_t kept = memory_runs_kept(&layout, load->sequences, slots_of(load),
+                                     load->kv_bytes ? load->kv_bytes : ret->kv, &load->through);
+    layout.host_first_layer = layout_run_first(&layout, kept);
+    ret->mapping = arena_bytes(load, &layout) / MEMORY_GPU_MAPPING;
+    sum(ret);
     ret->store = context + memory_gpu_tables(&layout, &steps) + ret->kv;
     ret->decoder = context + MEMORY_GPU_LIBRARIES + ret->weights + ret->activations + ret->features +
                    ret->workspace + decoder.tables;

@@ -7,7 +7,7 @@
 #include "base/err.h"
 #include "model/head.h"
 #include "model/model.h"
-#include "proto/memory_gpu.h"
+#include "proto/memory.h"
 
 /* The terms of one card, in bytes. */
 struct gpu_memory {
@@ -26,9 +26,11 @@ struct gpu_memory_load {
     const struct model *model;
     const struct head *head; /* NULL: one that is cut from the model */
     uint32_t context, sequences, budget;
-    uint32_t slots;         /* 0: 1.5 budgets */
-    uint32_t requests;      /* in all, at least `sequences`; 0: those */
-    uint64_t host_bytes;    /* that the host arena may have; 0: as the requests need */
+    uint32_t slots;      /* 0: 1.5 budgets */
+    uint32_t requests;   /* in all, at least `sequences`; 0: those */
+    uint64_t host_bytes; /* that the host arena may have; 0: as the requests need */
+    uint64_t kv_bytes;   /* the KV cache's share by hand; 0: what is left */
+    struct memory_through through;
     uint64_t context_bytes; /* of one process, measured; 0: not */
     int with_retriever;     /* it is on the same card, */
     int keys_int8;          /* with keys of 8 bits */

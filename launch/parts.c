@@ -51,8 +51,7 @@ static int start_store(struct supervise *s, const struct parts_plan *plan, uint6
     add_number(&part, "--slots", o->slots, text[4]);
     add_number(&part, "--budget", plan->budget, text[5]);
     add_number(&part, "--offload-layers", o->offload_layers, text[6]);
-    if (o->write_through == WRITE_THROUGH_OFFLOADED)
-        supervise_arg(&part, "--write-through", "offloaded");
+    supervise_arg(&part, "--write-through", memory_through_name(o->write_through));
     if (o->no_elastic)
         supervise_arg(&part, "--no-elastic", NULL);
     if (o->no_prefix)
@@ -125,7 +124,11 @@ static int divide_card(const struct parts_plan *plan, uint64_t *ret_device_memor
                                    .slots = o->slots,
                                    .keys_int8 = run_options_keys_int8(o),
                                    .requests = plan->requests,
-                                   .host_bytes = o->host_memory ? o->host_memory : half_of_ram()};
+                                   .host_bytes = o->host_memory ? o->host_memory : half_of_ram(),
+                                   .kv_bytes = o->device_memory,
+                                   .through = {.write_through = o->write_through,
+                                               .offload_layers = o->offload_layers,
+                                               .no_offload = o->no_offload}};
     int r = gpu_probe(o->device, &card, err);
     if (r == 0)
         r = gpu_probe_same(&card, o->device, o->retriever_device, &load.with_retriever, err);

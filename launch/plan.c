@@ -33,6 +33,7 @@ struct plan {
     uint64_t prefix_block;   /* of one block of them; 0: it keeps none */
     struct gpu_memory terms; /* exact, with gpu_bytes */
     uint32_t requests, budget, context, slots;
+    struct memory_through through;       /* exact */
     uint32_t ctx_size, sequence_context; /* given, 0: not; in force */
     uint64_t model_bytes, head_bytes;
     uint32_t layers, q_heads, kv_heads, head_dim;
@@ -68,6 +69,12 @@ static const struct option_entry table[] = {
      .text = "positions that a sequence may have, as given to run (default: the model's)"},
     {.name = "slots", .kind = OPTION_UINT, AT(slots), .argument = "N", .least = 1, .most = LIMIT_CONTEXT,
      .group = LOAD, .text = "slots a row head (default: 1.5 budgets; exact only)"},
+    {.name = "offload-layers", .kind = OPTION_UINT, AT(through.offload_layers), .argument = "N",
+     .initial = "0", .most = LIMIT_LAYERS, .group = LOAD,
+     .text = "as given to run, for --write-through (exact only)"},
+    {.name = "write-through", .kind = OPTION_CHOICE, AT(through.write_through), .argument = "LAYERS",
+     .initial = "all", .choices = WRITE_THROUGH_CHOICES, .group = LOAD,
+     .text = "host memory has all layers, or only those that are ever offloaded (exact only)"},
     {.name = "prefix-memory", .kind = OPTION_SIZE, AT(prefix_bytes), .argument = "SIZE", .initial = "256M",
      .group = LOAD, .text = "as given to run: for keys of beginnings, with a head that reads hidden states"},
     {.name = "model", .letter = 'm', .kind = OPTION_TEXT, AT(model_path), .argument = "FILE", .group = SHAPE,
@@ -122,6 +129,8 @@ static int divide_card(struct plan *p, const struct model *model, const struct h
                                    .sequences = p->requests,
                                    .budget = p->budget,
                                    .slots = p->slots,
+                                   .kv_bytes = p->memory_bytes,
+                                   .through = p->through,
                                    .keys_int8 = p->keys != COMPUTE_KEYS_F16};
     if (p->requests > LIMIT_SEQUENCES)
         r = err_set(err, -EINVAL, "--requests: found %u, expected at most %u with --gpu-memory", p->requests,
@@ -237,6 +246,8 @@ static struct kv_layout plan_layout(const struct plan *p)
     layout.piece_bytes = p->head_dim * 4; /* K and V, 16 bits an element */
     layout.context_max = p->sequence_context;
     layout_set_groups(&layout, 1);
+    uint32_t kept = memory_runs_kept(&layout, p->requests, p->slots, p->memory_bytes, &p->through);
+    layout.host_first_layer = p->kind == PLAN_EXACT ? layout_run_first(&layout, kept) : 0;
     return layout;
 }
 
@@ -306,6 +317,8 @@ static json_t *plan_json(const struct plan *p, const struct kv_layout *layout)
     json_t *rows = json_array();
     for (uint32_t runs = layout_runs(layout), i = 0; i <= runs; i++) {
         uint32_t offloaded = p->layers - layout_run_first(layout, runs - i);
+        if (offloaded > p->layers - layout->host_first_layer)
+            break; /* those never leave */
         json_t *row = json_pack("{s:I, s:I}", "layers_offloaded", (json_int_t)offloaded, "context",
                                 (json_int_t)threshold(p, layout, offloaded));
         if (p->kind == PLAN_EXACT)
@@ -326,8 +339,12 @@ static json_t *plan_json(const struct plan *p, const struct kv_layout *layout)
     }
     if (p->kind == PLAN_EXACT) {
         json_object_set_new(out, "slots", json_integer(p->slots));
-        json_object_set_new(out, "kv_bytes_per_token",
-                            json_integer((json_int_t)(layout_row_bytes(layout) * layout->row_heads)));
+        json_object_set_new(
+            out, "kv_bytes_per_token",
+            json_integer((json_int_t)layout->layers * layout->piece_bytes * layout->row_heads));
+        json_object_set_new(out, "write_through", json_string(memory_through_name(p->through.write_through)));
+        json_object_set_new(out, "layers", json_integer(layout->layers));
+        json_object_set_new(out, "host_layers", json_integer(layout->layers - layout->host_first_layer));
         json_object_set_new(out, "host_bytes",
                             json_integer((json_int_t)memory_host_bytes(layout, p->requests, p->context)));
         json_object_set_new(out, "device_bytes_all_resident",
@@ -336,6 +353,25 @@ static json_t *plan_json(const struct plan *p, const struct kv_layout *layout)
                             json_integer((json_int_t)device_bytes(p, layout, p->layers)));
     }
     return out;
+}
+
+/* What host memory lacks, and what that costs. */
+static void print_through(json_t *plan)
+{
+    long long layers = (long long)json_integer_value(json_object_get(plan, "layers")),
+              host = (long long)json_integer_value(json_object_get(plan, "host_layers"));
+    const char *through = json_string_value(json_object_get(plan, "write_through"));
+    if (!through || strcmp(through, "offloaded") != 0)
+        return;
+    if (host == layers)
+        printf(
+            "write-through offloaded: any of the %lld layers may have to leave, host memory has them all\n",
+            layers);
+    else
+        printf("write-through offloaded: host memory has %lld of %lld layers, the others never leave the "
+               "device: "
+               "no prefix is used again, sequences end with the store or the decoder\n",
+               host, layers);
 }
 
 static void print_table(json_t *plan)
@@ -356,6 +392,7 @@ static void print_table(json_t *plan)
             printf("%s at %lld tokens a request: %.3f GiB\n", byte_rows[i][1], context,
                    (double)json_integer_value(bytes) / (1 << 30));
     }
+    print_through(plan);
     const json_t *prefix = json_object_get(plan, "prefix_bytes");
     if (prefix)
         printf("host memory for keys of beginnings, up to %lld tokens: %.3f GiB\n",

@@ -94,6 +94,11 @@ uint32_t memory_exact_threshold(const struct kv_layout *layout, const struct mem
     return low;
 }
 
+const char *memory_through_name(uint32_t write_through)
+{
+    return write_through == WRITE_THROUGH_ALL ? "all" : "offloaded";
+}
+
 uint32_t memory_runs_allowed(const struct kv_layout *layout, uint32_t offload_layers)
 {
     uint32_t runs = layout_runs(layout);
@@ -103,13 +108,22 @@ uint32_t memory_runs_allowed(const struct kv_layout *layout, uint32_t offload_la
     return runs;
 }
 
-uint32_t memory_runs_kept(const struct kv_layout *layout, const struct memory_load *load,
-                          uint64_t device_bytes, uint32_t offload_layers)
+uint32_t memory_runs_kept(const struct kv_layout *layout, uint32_t requests, uint32_t slots,
+                          uint64_t device_bytes, const struct memory_through *through)
 {
+    if (through->write_through == WRITE_THROUGH_ALL)
+        return 0;
+    if (through->no_offload)
+        return layout_runs(layout);
     uint64_t slabs = device_bytes / layout_slab_bytes(layout);
-    uint32_t runs = memory_runs_allowed(layout, offload_layers);
+    slots = memory_slots(slots, layout->context_max);
+    struct memory_load load = {.requests = requests,
+                               .slots = slots,
+                               .staging_tokens =
+                                   memory_staging_tokens(layout, slabs * layout_slab_bytes(layout), slots)};
+    uint32_t runs = memory_runs_allowed(layout, through->offload_layers);
     while (runs > 0 &&
-           memory_kept_slabs(layout, load, layout->context_max, layout_run_first(layout, runs)) > slabs)
+           memory_kept_slabs(layout, &load, layout->context_max, layout_run_first(layout, runs)) > slabs)
         runs--;
     return runs;
 }

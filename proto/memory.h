@@ -8,6 +8,7 @@
 #ifndef PROTO_MEMORY_H
 #define PROTO_MEMORY_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "proto/layout.h"
@@ -63,11 +64,18 @@ uint32_t memory_exact_threshold(const struct kv_layout *layout, const struct mem
 /* Which layers' rows go to host memory: all, or only those of layers that are ever offloaded. */
 enum memory_write_through { WRITE_THROUGH_ALL, WRITE_THROUGH_OFFLOADED };
 #define WRITE_THROUGH_CHOICES "all|offloaded"
+const char *memory_through_name(uint32_t write_through);
 
-/* Runs that are still on the device, at least the last `offload_layers` layers apart, when the load is held
- * at layout->context_max: with `requests` as many as there may be, they never leave. */
-uint32_t memory_runs_kept(const struct kv_layout *layout, const struct memory_load *load,
-                          uint64_t device_bytes, uint32_t offload_layers);
+struct memory_through {      /* what the store is told about it */
+    uint32_t write_through;  /* enum memory_write_through */
+    uint32_t offload_layers; /* at least the last so many are offloaded */
+    bool no_offload;
+};
+
+/* Runs that host memory lacks: 0 under `all`, else those that are on the device even when so many requests,
+ * all that there may be, have layout->context_max positions and `slots` slots of one (group, row head). */
+uint32_t memory_runs_kept(const struct kv_layout *layout, uint32_t requests, uint32_t slots,
+                          uint64_t device_bytes, const struct memory_through *through);
 
 /* Most runs that leave at least the last `offload_layers` layers out. */
 uint32_t memory_runs_allowed(const struct kv_layout *layout, uint32_t offload_layers);

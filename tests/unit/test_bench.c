@@ -111,11 +111,13 @@ static void test_rows_and_requests(void **state)
 static void test_sequences_that_never_begin(void **state)
 {
     (void)state;
-    const uint32_t enough = BENCH_LEAD + BENCH_PATIENCE + 1;
-    assert_int_equal(bench_plan_stuck((const uint32_t[]){enough, enough, 0, 9999}, 4), 3);
-    assert_int_equal(bench_plan_stuck((const uint32_t[]){enough, enough - 1, 0, 9999}, 4), 0);
-    assert_int_equal(bench_plan_stuck((const uint32_t[]){enough, 1, 9999}, 3), 0); /* all have begun */
-    assert_int_equal(bench_plan_stuck((const uint32_t[]){0, 0}, 2), 0);
+    const uint32_t enough = BENCH_LEAD + 4 * BENCH_AHEAD + 1;
+    assert_int_equal(bench_plan_stuck((const uint32_t[]){enough, enough, 0, 9999}, 4, BENCH_AHEAD), 3);
+    assert_int_equal(bench_plan_stuck((const uint32_t[]){enough, enough - 1, 0, 9999}, 4, BENCH_AHEAD), 0);
+    assert_int_equal(bench_plan_stuck((const uint32_t[]){enough, 1, 9999}, 3, BENCH_AHEAD),
+                     0); /* all have begun */
+    assert_int_equal(bench_plan_stuck((const uint32_t[]){0, 0}, 2, BENCH_AHEAD), 0);
+    assert_int_equal(bench_plan_stuck((const uint32_t[]){enough, 0}, 2, BENCH_AHEAD + 1), 0);
 }
 
 static void test_context(void **state)
