@@ -103,16 +103,17 @@ static inline uint8_t *fake_host_piece(struct fake *f, const struct fake_sequenc
                                        uint32_t head, uint32_t position)
 {
     const struct sequence *q = &f->planner->sequences[s->index];
-    return blocks_rows(&f->planner->blocks, q->record->block[position / BLOCK_TOKENS]) +
-           layout_row_at(&f->layout, head, position % BLOCK_TOKENS) + (uint64_t)layer * f->layout.piece_bytes;
+    const struct blocks *b = &f->planner->blocks;
+    return blocks_rows(b, q->record->block[position / BLOCK_TOKENS]) +
+           layout_row_at(&b->layout, head, position % BLOCK_TOKENS) + layout_piece_at(&b->layout, layer);
 }
 
-/* Every committed row of the sequence in the arena. */
+/* Every committed row of the sequence in the arena, layers that it lacks apart. */
 static inline void fake_check_host(struct fake *f, const struct fake_sequence *s, uint32_t from, uint32_t end)
 {
     for (uint32_t p = from; p < end; p++)
         for (uint32_t h = 0; h < f->layout.row_heads; h++)
-            for (uint32_t l = 0; l < f->layout.layers; l++)
+            for (uint32_t l = f->planner->blocks.layout.host_first_layer; l < f->layout.layers; l++)
                 fake_check_piece(fake_host_piece(f, s, l, h, p), s->id, l, h, p);
 }
 

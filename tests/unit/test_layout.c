@@ -96,6 +96,7 @@ static void every_field_moves_the_fingerprint(void **state)
         offsetof(struct kv_layout, key_row_bytes),
         offsetof(struct kv_layout, context_max),
         offsetof(struct kv_layout, group_first_layer[1]),
+        offsetof(struct kv_layout, host_first_layer),
     };
     for (size_t i = 0; i < sizeof offsets / sizeof *offsets; i++) {
         struct kv_layout l = good;
@@ -119,6 +120,33 @@ static void sizes_follow_from_the_layout(void **state)
     l.piece_bytes = 65536;
     assert_int_equal(layout_slab_bytes(&l), 512u << 20);
     assert_true(layout_slab_bytes(&l) >= layout_page_bytes(&l));
+}
+
+/* An arena without the first layers: rows are shorter, pieces stand where the layers before them end. */
+static void an_arena_of_some_layers(void **state)
+{
+    (void)state;
+    struct kv_layout l = small_layout();
+    struct err err;
+    assert_int_equal(layout_piece_at(&l, 13), 13 * 256);
+    l.host_first_layer = 12;
+    assert_int_equal(layout_check(&l, &err), 0);
+    assert_int_equal(layout_row_bytes(&l), 18 * 256);
+    assert_int_equal(layout_block_bytes(&l), 18 * 256 * 3 * 64);
+    assert_int_equal(layout_row_at(&l, 0, 1), 18 * 256);
+    assert_int_equal(layout_row_at(&l, 1, 0), 64 * 18 * 256);
+    assert_int_equal(layout_piece_at(&l, 12), 0);
+    assert_int_equal(layout_piece_at(&l, 29) + 256, layout_row_bytes(&l));
+    assert_int_equal(layout_page_bytes(&l), 3 * 64 * 256); /* of the device: as before */
+    struct arena_header header;
+    arena_header_init(&header, &l, 8, 100, 77);
+    assert_int_equal(header.block_bytes, layout_block_bytes(&l));
+    assert_int_equal(arena_header_check(&header, arena_file_bytes(&header, 0), &err), 0);
+    l.host_first_layer = 30; /* none: blocks take no bytes */
+    assert_int_equal(layout_check(&l, &err), 0);
+    assert_int_equal(layout_block_bytes(&l), 0);
+    l.host_first_layer = 31;
+    assert_int_equal(layout_check(&l, &err), -EINVAL);
 }
 
 static void an_arena_header_is_checked(void **state)
@@ -219,6 +247,7 @@ int main(void)
         cmocka_unit_test(groups_and_runs_cover_every_layer_once),
         cmocka_unit_test(every_field_moves_the_fingerprint),
         cmocka_unit_test(sizes_follow_from_the_layout),
+        cmocka_unit_test(an_arena_of_some_layers),
         cmocka_unit_test(an_arena_header_is_checked),
         cmocka_unit_test(a_control_header_is_checked),
         cmocka_unit_test(tables_do_not_overlap),

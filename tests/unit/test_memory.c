@@ -110,12 +110,46 @@ static void runs_cover_all_layers(void **state)
     }
 }
 
+/* What is kept fits when all requests are as long as they may be, and one run more does not. */
+static void layers_that_never_leave(void **state)
+{
+    (void)state;
+    struct kv_layout l = layout_8b();
+    l.context_max = 34816;
+    struct memory_through through = {.write_through = WRITE_THROUGH_OFFLOADED};
+    uint64_t slab = layout_slab_bytes(&l);
+    assert_int_equal(memory_host_bytes(&l, 32, l.context_max), UINT64_C(136) << 30);
+    for (uint64_t bytes = slab; bytes < UINT64_C(160) << 30; bytes += bytes / 2) {
+        struct memory_load load = {.requests = 32,
+                                   .slots = 3072,
+                                   .staging_tokens = memory_staging_tokens(&l, bytes / slab * slab, 3072)};
+        uint32_t kept = memory_runs_kept(&l, 32, 3072, bytes, &through);
+        uint64_t longest = memory_exact_threshold(&l, &load, bytes, layout_run_first(&l, kept));
+        assert_true(kept == 0 || longest == l.context_max);
+        if (kept < 8)
+            assert_true(memory_exact_threshold(&l, &load, bytes, layout_run_first(&l, kept + 1)) <
+                        l.context_max);
+    }
+    assert_int_equal(memory_runs_kept(&l, 32, 3072, slab, &through), 0);
+    assert_int_equal(memory_runs_kept(&l, 32, 3072, UINT64_C(160) << 30, &through), 8);
+    /* 24 of 32 layers are ever offloaded: three quarters of the bytes */
+    l.host_first_layer = layout_run_first(&l, memory_runs_kept(&l, 32, 3072, UINT64_C(50) << 30, &through));
+    assert_int_equal(l.host_first_layer, 8);
+    assert_int_equal(memory_host_bytes(&l, 32, l.context_max), UINT64_C(102) << 30);
+    through.offload_layers = 27;
+    assert_int_equal(memory_runs_kept(&l, 32, 3072, UINT64_C(160) << 30, &through), 1);
+    through.no_offload = true;
+    assert_int_equal(memory_runs_kept(&l, 32, 3072, slab, &through), 8);
+    through.write_through = WRITE_THROUGH_ALL;
+    assert_int_equal(memory_runs_kept(&l, 32, 3072, slab, &through), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(paper_thresholds),      cmocka_unit_test(exact_is_monotonic_and_tight),
         cmocka_unit_test(exact_counts_by_hand),  cmocka_unit_test(staging_by_hand),
-        cmocka_unit_test(runs_cover_all_layers),
+        cmocka_unit_test(runs_cover_all_layers), cmocka_unit_test(layers_that_never_leave),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
