@@ -32,7 +32,11 @@ void daemons_start(struct daemons *d, enum runcase_part part)
 {
     struct proc *proc = &d->parts[part];
 #define START(name, ...) start(proc, d, "specontext-" name, (const char *const[]){__VA_ARGS__, NULL})
-    if (part == RUNCASE_KVSTORE)
+    if (part == RUNCASE_KVSTORE && d->lacks_layers)
+        START("kvstore", "--device-memory", "64M", "--host-memory", "256M", "--threads", "1", "--device",
+              d->device, "--sequences", "2", "--offload-layers", "12", "--write-through", "offloaded",
+              "--poison");
+    else if (part == RUNCASE_KVSTORE)
         START("kvstore", "--device-memory", "64M", "--host-memory", "256M", "--threads", "1", "--device",
               d->device);
     else if (part == RUNCASE_RETRIEVER)

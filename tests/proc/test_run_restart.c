@@ -1,6 +1,7 @@
 /* Daemons without a supervisor. A retriever that dies between two requests: the next one has no keys of
  * prompts, so nothing is taken from the store's cache at first, and answers stay what they were. A store that
- * is started again so soon that the retriever sends sets before it has noticed. */
+ * is started again so soon that the retriever sends sets before it has noticed. A decoder, or the store, that
+ * dies with a request in work while host memory lacks layers: the next one begins anew. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -71,6 +72,51 @@ static bool has_greeted(struct daemons *d)
     return bus_client_state(d->client) == BUS_READY;
 }
 
+static bool has_token(struct daemons *d)
+{
+    return d->requests[0].count > 0;
+}
+
+/* Rows that only the device had are not there any more, and nothing is made of those that are. */
+static void test_dies_while_host_memory_lacks_layers(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    struct daemons *d = &daemons;
+    const uint32_t *tokens = d->requests[0].tokens;
+    struct proc *decoder = &d->parts[RUNCASE_DECODER];
+    uint32_t first[TOKENS];
+    daemons_open(d, EMBEDDING, "cpu", "512");
+    request(d, PROMPT, 0);
+    memcpy(first, tokens, sizeof first);
+    daemons_disconnect(d);
+    daemons_kill(d, RUNCASE_DECODER);
+    d->lacks_layers = true;
+    daemons_restart(d, RUNCASE_KVSTORE);
+    for (int i = 0; i < 3; i++) {
+        daemons_start(d, RUNCASE_DECODER);
+        daemons_connect(d);
+        daemons_run(d, daemons_ready);
+        request(d, PROMPT, 0);
+        assert_memory_equal(tokens, first, sizeof first);
+        daemons_clear(d);
+        daemons_ask(d, PROMPT, 0, TOKENS, SELECTION_CURRENT, GENERATE_REUSE);
+        daemons_run(d, has_token);
+        daemons_disconnect(d);
+        if (i == 1) { /* the store first: the decoder ends by itself */
+            daemons_kill(d, RUNCASE_KVSTORE);
+            assert_true(proc_wait(decoder, clock_now_ns() + DAEMONS_WAIT_S * CLOCK_S));
+            assert_true(proc_exited(decoder, 1));
+            assert_true(daemons_said(d, RUNCASE_DECODER, "kvstore is gone"));
+            proc_free(decoder);
+            daemons_start(d, RUNCASE_KVSTORE);
+        } else {
+            daemons_kill(d, RUNCASE_DECODER);
+        }
+    }
+    daemons_close(d);
+}
+
 /* The decoder waits for the store, the retriever does not know yet that it is another one: the first sets
  * of a short prompt may come before its greeting, and are lost. The step that waits for them must not be. */
 static void test_store_started_again(void **state)
@@ -108,6 +154,7 @@ int main(void)
         cmocka_unit_test_teardown(test_retriever_dies_between_requests, close_daemons),
         cmocka_unit_test_teardown(test_retriever_without_features_dies, close_daemons),
         cmocka_unit_test_teardown(test_store_started_again, close_daemons),
+        cmocka_unit_test_teardown(test_dies_while_host_memory_lacks_layers, close_daemons),
     };
     return cmocka_run_group_tests(tests, runcase_set_up, runcase_tear_down);
 }

@@ -57,6 +57,14 @@ static void test_usage(void **state)
     EXPECT(2, "--cores: found 1024, expected at most ", "run", "-m", "x", "-p", "y", "--cores", "1024");
     EXPECT(2, "--cores: found 1024, expected at most ", "bench", "-m", "x", "--cores", "1024");
     EXPECT(2, "--cores: found 1024, expected at most ", "eval", "-m", "x", "-f", "y", "--cores", "1024");
+    EXPECT(2, "--write-through: found 'some', expected one of all|offloaded", "run", "-m", "x", "-p", "y",
+           "--write-through", "some");
+    EXPECT(2, "--write-through: found 'some', expected one of all|offloaded", "bench", "-m", "x",
+           "--write-through", "some");
+    EXPECT(2, "--write-through: found 'some', expected one of all|offloaded", "plan", "--write-through",
+           "some");
+    EXPECT(2, "--write-through offloaded: a prefill at a depth", "bench", "-m", "x", "-d", "0,64",
+           "--write-through", "offloaded");
     EXPECT(2, "--bogus", "status", "--bogus");
     EXPECT(2, "specontext inspect: unknown option '--bogus'\n", "inspect", "--bogus");
     EXPECT(2, "specontext tokenize: --model: its argument MODEL is missing\n", "tokenize", "-m");
