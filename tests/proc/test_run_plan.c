@@ -3,9 +3,11 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <cmocka.h>
 #include <jansson.h>
@@ -79,9 +81,16 @@ static json_t *store_decoding(const char *dir, int64_t *ret_tokens)
     return NULL;
 }
 
+struct load {
+    size_t prompt_bytes;
+    const char *device_memory, *context, *through;
+    int layers; /* in host memory, of 30 */
+    bool offloads;
+};
+
 /* Adds one request's share of what is planned for REQUESTS of `tokens` tokens while `offloaded` layers are in
  * host memory. */
-static void add_planned(int64_t tokens, const char *device_memory, int64_t offloaded, double *device,
+static void add_planned(int64_t tokens, const struct load *load, int64_t offloaded, double *device,
                         double *host)
 {
     char text[24];
@@ -91,9 +100,13 @@ static void add_planned(int64_t tokens, const char *device_memory, int64_t offlo
                           "-m",
                           RUNCASE_MODEL,
                           "--device-memory",
-                          device_memory,
+                          load->device_memory,
+                          "--write-through",
+                          load->through,
                           "--requests",
                           "4",
+                          "-c",
+                          load->context,
                           "--budget",
                           "256",
                           "--context",
@@ -101,6 +114,7 @@ static void add_planned(int64_t tokens, const char *device_memory, int64_t offlo
                           "--json",
                           NULL};
     json_t *plan = run_json(argv);
+    assert_int_equal((int)runcase_number(plan, "host_layers"), load->layers);
     size_t i;
     json_t *row;
     json_array_foreach(json_object_get(plan, "thresholds"), i, row)
@@ -112,13 +126,14 @@ static void add_planned(int64_t tokens, const char *device_memory, int64_t offlo
     json_decref(plan);
 }
 
-static void check_load(size_t prompt_bytes, const char *device_memory, int offloads)
+static void check_load(const struct load *load)
 {
     struct runcase c;
     char dir[PATH_MAX];
     snprintf(dir, sizeof dir, "%s", runcase_path("run/plan"));
-    RUNCASE_START(&c, "--prompts", prompts_file(prompt_bytes), "-n", "6000", "--ignore-eos", "--budget",
-                  "256", "--no-prefix", "--device-memory", device_memory, "--runtime", dir);
+    RUNCASE_START(&c, "--prompts", prompts_file(load->prompt_bytes), "-n", "6000", "--ignore-eos", "--budget",
+                  "256", "--no-prefix", "--device-memory", load->device_memory, "-c", load->context,
+                  "--write-through", load->through, "--runtime", dir);
     json_t *store = NULL;
     int64_t tokens[REQUESTS] = {0}, deadline = clock_now_ns() + 240 * CLOCK_S;
     /* To ask takes a process of its own: often enough is four times a second, the cores have work. */
@@ -129,17 +144,19 @@ static void check_load(size_t prompt_bytes, const char *device_memory, int offlo
     runcase_end(&c, 130, clock_now_ns() + RUNCASE_START_S * CLOCK_S);
 
     int64_t offloaded = (int64_t)runcase_number(store, "layers_offloaded");
-    assert_true(offloads ? offloaded > 0 : offloaded == 0);
+    assert_true(load->offloads ? offloaded > 0 : offloaded == 0);
     double planned = 0, host_planned = 0;
     for (int i = 0; i < REQUESTS; i++)
-        add_planned(tokens[i], device_memory, offloaded, &planned, &host_planned);
+        add_planned(tokens[i], load, offloaded, &planned, &host_planned);
     const json_t *device = runcase_field(store, "device"), *host = runcase_field(store, "host");
     double used = (runcase_number(device, "slabs") - runcase_number(device, "slabs_free")) *
                   runcase_number(device, "slab_bytes");
     printf("device %s, %lld to %lld tokens, %lld layers offloaded: planned %.1f MB, allocated %.1f MB\n",
-           device_memory, (long long)tokens[0], (long long)tokens[REQUESTS - 1], (long long)offloaded,
+           load->device_memory, (long long)tokens[0], (long long)tokens[REQUESTS - 1], (long long)offloaded,
            planned / 1e6, used / 1e6);
     assert_true(fabs(used - planned) <= 0.03 * planned);
+    assert_string_equal(json_string_value(runcase_field(store, "write_through")), load->through);
+    assert_int_equal((int)runcase_number(host, "layers"), load->layers);
     double blocks = runcase_number(host, "blocks_used") * runcase_number(host, "block_bytes");
     printf("host: planned %.1f MB, allocated %.1f MB\n", host_planned / 1e6, blocks / 1e6);
     assert_true(fabs(blocks - host_planned) <= 0.03 * host_planned);
@@ -151,14 +168,77 @@ static void test_resident(void **state)
 {
     (void)state;
     runcase_need_model();
-    check_load(DOCUMENT_MAX / 3, "256M", 0);
+    check_load(&(struct load){DOCUMENT_MAX / 3, "256M", "8192", "all", 30, false});
 }
 
 static void test_offloaded(void **state)
 {
     (void)state;
     runcase_need_model();
-    check_load(DOCUMENT_MAX, "150M", 1);
+    check_load(&(struct load){DOCUMENT_MAX, "150M", "8192", "all", 30, true});
+}
+
+/* Host memory has only the layers that leave. */
+static void test_host_memory_of_some_layers(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    check_load(&(struct load){DOCUMENT_MAX, "150M", "2048", "offloaded", 18, true});
+}
+
+static void expect_said(const char *const *more, const char *line, int host_layers, size_t thresholds)
+{
+    const char *argv[24] = {proc_program("specontext"),
+                            "plan",
+                            "--layers",
+                            "32",
+                            "--heads",
+                            "32",
+                            "--kv-heads",
+                            "8",
+                            "--head-dim",
+                            "128",
+                            "--requests",
+                            "32",
+                            "-c",
+                            "34816"};
+    int n = 14;
+    while (*more)
+        argv[n++] = *more++;
+    struct proc proc;
+    proc_start(&proc, argv, NULL);
+    assert_true(proc_wait(&proc, clock_now_ns() + RUNCASE_START_S * CLOCK_S));
+    assert_true(proc_exited(&proc, 0));
+    if (!strstr(proc.out.text, line))
+        fail_msg("expected '%s' in: %s", line, proc.out.text);
+    proc_free(&proc);
+    argv[n++] = "--json";
+    json_t *plan = run_json(argv);
+    assert_int_equal((int)runcase_number(plan, "host_layers"), host_layers);
+    assert_int_equal((int)runcase_number(plan, "layers"), 32);
+    assert_true(runcase_number(plan, "kv_bytes_per_token") == 128 << 10);
+    assert_true(runcase_number(plan, "host_bytes") == 34816. * 32 * 4096 * host_layers);
+    assert_int_equal(json_array_size(runcase_field(plan, "thresholds")), thresholds);
+    json_decref(plan);
+}
+#define EXPECT_SAID(line, layers, thresholds, ...) \
+    expect_said((const char *const[]){__VA_ARGS__, NULL}, line, layers, thresholds)
+
+/* 32 requests of 34K tokens of an 8B model: 136 GiB, or 102 where a quarter of the layers never leaves. */
+static void test_write_through_is_told(void **state)
+{
+    (void)state;
+    EXPECT_SAID("34816 tokens a request: 136.000 GiB", 32, 9, "--device-memory", "50G");
+    EXPECT_SAID("34816 tokens a request: 102.000 GiB", 24, 7, "--device-memory", "50G", "--write-through",
+                "offloaded");
+    EXPECT_SAID("host memory has 24 of 32 layers, the others never leave the device", 24, 7,
+                "--device-memory", "50G", "--write-through", "offloaded");
+    EXPECT_SAID("host memory has 0 of 32 layers", 0, 1, "--device-memory", "160G", "--write-through",
+                "offloaded");
+    EXPECT_SAID("host memory has 16 of 32 layers", 16, 5, "--device-memory", "160G", "--write-through",
+                "offloaded", "--offload-layers", "15");
+    EXPECT_SAID("any of the 32 layers may have to leave", 32, 9, "--device-memory", "16G", "--write-through",
+                "offloaded");
 }
 
 /* What the retriever keeps of a long prompt, with a head that reads hidden states: as many blocks as fit, and
@@ -249,7 +329,10 @@ static void test_the_share_by_hand(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_resident), cmocka_unit_test(test_offloaded),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_resident),
+                                       cmocka_unit_test(test_offloaded),
+                                       cmocka_unit_test(test_host_memory_of_some_layers),
+                                       cmocka_unit_test(test_write_through_is_told),
                                        cmocka_unit_test(test_prefix_memory),
                                        cmocka_unit_test(test_kept_keys_lie_where_the_retriever_is),
                                        cmocka_unit_test(test_the_share_by_hand)};
