@@ -4,7 +4,8 @@
     gpu_threshold.py LENGTH CONTEXT CAP SPECONTEXT plan OPTION...     (the options without memory and -c)
 
 Asks `plan` what CAP leaves for the KV cache, and halves the way to the largest part of it whose threshold, the next one
-above LENGTH, comes to LENGTH. Prints bytes, that threshold, and how many layers are offloaded below it."""
+above LENGTH, comes to LENGTH. Prints bytes, that threshold, how many layers are offloaded below it, and how many host
+memory has: with --write-through offloaded among the options those alone that may leave, the threshold's run with them."""
 import json
 import subprocess
 import sys
@@ -24,10 +25,11 @@ def main():
     def thresholds(size):
         return {row["layers_offloaded"]: row["context"] for row in plan("--device-memory", str(size))["thresholds"]}
 
-    least, most = 0, plan("--gpu-memory", cap)["gpu"]["kv_bytes"] // MIB
+    whole = plan("--gpu-memory", cap)
+    least, most, layers = 0, whole["gpu"]["kv_bytes"] // MIB, whole["layers"]
     full = thresholds(most * MIB)
     offloaded = min((n for n, longest in full.items() if longest >= length), default=None)
-    if offloaded is None or offloaded == max(full):
+    if offloaded is None or offloaded == layers:
         sys.exit(f"CAP={cap}: found no threshold above {length} tokens: {full}")
     while least < most:
         middle = (least + most + 1) // 2
@@ -35,7 +37,10 @@ def main():
             least = middle
         else:
             most = middle - 1
-    print(least * MIB, thresholds(least * MIB)[offloaded], offloaded)
+    host = plan("--device-memory", str(least * MIB))["host_layers"]
+    if host <= offloaded:
+        sys.exit(f"{least} MiB: more than {offloaded} layers never leave: found {host} in host memory")
+    print(least * MIB, thresholds(least * MIB)[offloaded], offloaded, host)
 
 
 if __name__ == "__main__":

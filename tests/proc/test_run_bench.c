@@ -115,6 +115,28 @@ static void test_sparse(void **state)
     runcase_no_remains();
 }
 
+/* Host memory lacks layers: nothing is built, each sequence computes its depth in each round, those that have
+ * begun decode meanwhile. On a GPU too; where all layers may leave the prefix cache works. */
+static void test_write_through(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    static const char *const devices[] = {"cpu", "cuda:0"}, *const offloaded[] = {"12", "30"};
+    for (int i = 0; i < 4; i++) {
+        json_t *report = BENCH(0, "", "--json", "-p", "0", "-n", "8", "-d", "600", "-r", "2", "--budget",
+                               "128", "-b", "3", "--distinct", "--device", devices[i / 2], "--device-memory",
+                               "96M", "--offload-layers", offloaded[i % 2], "--write-through", "offloaded");
+        assert_non_null(report);
+        const json_t *row = json_array_get(runcase_field(report, "rows"), 0);
+        check_row(row, "decode", 600, 8);
+        assert_int_equal(runcase_number(row, "cached_tokens"), i % 2 ? 576 : 0);
+        assert_int_equal(runcase_number(row, "layers_offloaded"), i % 2 ? 30 : 14);
+        assert_string_equal(json_string_value(runcase_field(report, "write_through")), "offloaded");
+        json_decref(report);
+    }
+    runcase_no_remains();
+}
+
 /* A head that reads hidden states starts from the same depths. */
 static void test_features(void **state)
 {
@@ -338,9 +360,10 @@ static int set_up(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sparse),   cmocka_unit_test(test_features),
-                                       cmocka_unit_test(test_full),     cmocka_unit_test(test_distinct),
-                                       cmocka_unit_test(test_gpu),      cmocka_unit_test(test_table),
-                                       cmocka_unit_test(test_refusals), cmocka_unit_test(test_key_types)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sparse),        cmocka_unit_test(test_features),
+                                       cmocka_unit_test(test_full),          cmocka_unit_test(test_distinct),
+                                       cmocka_unit_test(test_write_through), cmocka_unit_test(test_gpu),
+                                       cmocka_unit_test(test_table),         cmocka_unit_test(test_refusals),
+                                       cmocka_unit_test(test_key_types)};
     return cmocka_run_group_tests(tests, set_up, runcase_tear_down);
 }

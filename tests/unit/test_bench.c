@@ -18,6 +18,7 @@
 #include "launch/bench_options.h"
 #include "launch/bench_parts.h"
 #include "launch/bench_plan.h"
+#include "proto/memory.h"
 #include "launch/bench_report.h"
 #include "proto/limits.h"
 
@@ -118,6 +119,29 @@ static void test_sequences_that_never_begin(void **state)
                      0); /* all have begun */
     assert_int_equal(bench_plan_stuck((const uint32_t[]){0, 0}, 2, BENCH_AHEAD), 0);
     assert_int_equal(bench_plan_stuck((const uint32_t[]){enough, 0}, 2, BENCH_AHEAD + 1), 0);
+}
+
+/* Where no prefix is used again those that have begun may be ahead by the steps of others' prompts. */
+static void test_without_prefixes(void **state)
+{
+    (void)state;
+    uint32_t context = 0;
+    assert_int_equal(PARSE("-m", "x", "-p", "0", "-n", "10", "-d", "25600", "-b", "3"), 0);
+    assert_true(bench_plan_builds(&options, 25600));
+    assert_false(bench_plan_builds(&options, BLOCK_TOKENS - 1));
+    assert_int_equal(bench_plan_ahead(&options, 25600), BENCH_AHEAD);
+    options.run.write_through = WRITE_THROUGH_OFFLOADED;
+    assert_false(bench_plan_builds(&options, 25600));
+    assert_int_equal(bench_plan_ahead(&options, 600), BENCH_AHEAD);
+    assert_int_equal(bench_plan_ahead(&options, 25600), 102);
+    assert_int_equal(bench_plan_context(&options, 1 << 20, &context, &err), 0);
+    assert_true(context >= 25600 + 10 + 2 * 102);
+    options.run.device = "cuda:0";
+    assert_int_equal(bench_plan_ahead(&options, 2048 * 50), 52);
+    assert_int_equal(PARSE("-m", "x", "-d", "0,64", "--write-through", "offloaded"), -EINVAL);
+    assert_non_null(strstr(err.text, "--prompt 0 or --depth 0"));
+    assert_int_equal(PARSE("-m", "x", "-p", "0", "-d", "0,64", "--write-through", "offloaded"), 0);
+    assert_int_equal(PARSE("-m", "x", "-d", "0", "--write-through", "offloaded"), 0);
 }
 
 static void test_context(void **state)
@@ -310,6 +334,7 @@ int main(void)
         cmocka_unit_test(test_rows_and_requests),
         cmocka_unit_test(test_sequences_that_never_begin),
         cmocka_unit_test(test_context),
+        cmocka_unit_test(test_without_prefixes),
         cmocka_unit_test(test_tokens),
         cmocka_unit_test(test_distinct),
         cmocka_unit_test(test_figures),
