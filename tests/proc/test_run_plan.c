@@ -314,6 +314,49 @@ static void test_kept_keys_lie_where_the_retriever_is(void **state)
     assert_true(kept_tokens("cpu", "int8") == wide);
 }
 
+static json_t *divided(const char *through, const char *device_memory)
+{
+    const char *argv[] = {proc_program("specontext"),
+                          "plan",
+                          "-m",
+                          RUNCASE_MODEL,
+                          "--gpu-memory",
+                          "4G",
+                          "--requests",
+                          "16",
+                          "--write-through",
+                          through,
+                          "--json",
+                          device_memory ? "--device-memory" : NULL,
+                          device_memory,
+                          NULL};
+    return run_json(argv);
+}
+
+/* The card's tables of host memory are those of the layers that it has; what they leave is the cache's. */
+static void test_tables_of_host_memory(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    static const char *const by_hand[] = {NULL, "1400M"};
+    for (int i = 0; i < 2; i++) {
+        json_t *all = divided("all", by_hand[i]), *some = divided("offloaded", by_hand[i]);
+        const json_t *a = json_object_get(all, "gpu"), *b = json_object_get(some, "gpu");
+        double less = runcase_number(a, "mapping_bytes") - runcase_number(b, "mapping_bytes");
+        double layers = runcase_number(some, "host_layers");
+        assert_true(layers > 0 && layers < 30 && runcase_number(all, "host_layers") == 30);
+        assert_true(less > 0);
+        assert_true(runcase_number(some, "host_bytes") * 30 == runcase_number(all, "host_bytes") * layers);
+        double tables = runcase_number(some, "host_bytes") / 512; /* or of a run more, of four layers */
+        assert_true(runcase_number(b, "mapping_bytes") >= tables - 1 &&
+                    runcase_number(b, "mapping_bytes") <= tables * (layers + 4) / layers);
+        double more = runcase_number(b, "kv_bytes") - runcase_number(a, "kv_bytes");
+        assert_true(more == (by_hand[i] ? 0 : less));
+        json_decref(all);
+        json_decref(some);
+    }
+}
+
 /* As run takes both: the card is divided, and the KV cache's share is what was asked for. */
 static void test_the_share_by_hand(void **state)
 {
@@ -335,6 +378,7 @@ int main(void)
                                        cmocka_unit_test(test_write_through_is_told),
                                        cmocka_unit_test(test_prefix_memory),
                                        cmocka_unit_test(test_kept_keys_lie_where_the_retriever_is),
-                                       cmocka_unit_test(test_the_share_by_hand)};
+                                       cmocka_unit_test(test_the_share_by_hand),
+                                       cmocka_unit_test(test_tables_of_host_memory)};
     return cmocka_run_group_tests(tests, runcase_set_up, runcase_tear_down);
 }

@@ -92,7 +92,7 @@ static void test_gpu(void **state)
         in_modes(&ways[i]);
 }
 
-/* Many prompts that begin the same, more than run at a time, all of whose layers lie on the device at first. */
+/* Many prompts, more than run at a time. */
 static void test_many(void **state)
 {
     (void)state;

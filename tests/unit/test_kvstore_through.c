@@ -183,16 +183,14 @@ static void test_kept_layers_are_counted(void **state)
     fake_piece_bytes = sizeof(struct fake_piece);
 }
 
-static int resume(struct fake *f, uint64_t id, char *ret_text)
+static int resume(struct fake *f, uint64_t id, struct err *err)
 {
     struct msg_resumed resumed;
-    struct err err = {0};
-    int r = planner_resume(f->planner, id, &resumed, &err);
+    int r = planner_resume(f->planner, id, &resumed, err);
     if (r == 0) {
         uint32_t *ids = (uint32_t *)(uintptr_t)resumed.tokens.at;
         mem_free(&ids);
     }
-    strcpy(ret_text, err.text);
     return r;
 }
 
@@ -200,7 +198,7 @@ static int resume(struct fake *f, uint64_t id, char *ret_text)
 static void test_a_decoder_dies(void **state)
 {
     (void)state;
-    char text[ERR_TEXT_MAX];
+    struct err err = {0};
     for (uint32_t kept = 0; kept <= RUNS; kept++) {
         struct fake *f = through_create(kept, 70 + kept);
         struct planner *p = f->planner;
@@ -213,9 +211,9 @@ static void test_a_decoder_dies(void **state)
         fake_post(f, &step); /* and is not there any more to write it */
         planner_detach(p, clock_now_ns());
         fake_attach(f);
-        assert_int_equal(resume(f, 100, text), kept > 0 ? -ENOENT : 0);
+        assert_int_equal(resume(f, 100, &err), kept > 0 ? -ENOENT : 0);
         if (kept > 0) {
-            assert_non_null(strstr(text, "not held here"));
+            assert_non_null(strstr(err.text, "not held here"));
             assert_int_equal(p->device.free_count, p->device.slabs);
             assert_int_equal(p->blocks.free_count, p->blocks.present);
             assert_int_equal(p->prefix.cached, 0);
