@@ -321,7 +321,7 @@ static json_t *divided(const char *through, const char *device_memory)
                           "-m",
                           RUNCASE_MODEL,
                           "--gpu-memory",
-                          "4G",
+                          "5G",
                           "--requests",
                           "16",
                           "--write-through",
@@ -338,7 +338,7 @@ static void test_tables_of_host_memory(void **state)
 {
     (void)state;
     runcase_need_model();
-    static const char *const by_hand[] = {NULL, "1400M"};
+    static const char *const by_hand[] = {NULL, "2G"};
     for (int i = 0; i < 2; i++) {
         json_t *all = divided("all", by_hand[i]), *some = divided("offloaded", by_hand[i]);
         const json_t *a = json_object_get(all, "gpu"), *b = json_object_get(some, "gpu");
