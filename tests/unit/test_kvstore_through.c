@@ -183,6 +183,28 @@ static void test_kept_layers_are_counted(void **state)
     fake_piece_bytes = sizeof(struct fake_piece);
 }
 
+/* However little room there is, as where others' pages lie scattered: what leaves is the rest. */
+static void test_what_is_kept_is_never_proposed(void **state)
+{
+    (void)state;
+    for (uint32_t kept = 1; kept <= RUNS; kept++) {
+        struct fake *f = through_create(kept, 65 + kept);
+        struct planner *p = f->planner;
+        uint32_t slabs = p->device.slabs;
+        through_open(f, 0, SELECTION_CURRENT);
+        p->device.slabs = 1;
+        residency_review(p);
+        p->device.slabs = slabs;
+        assert_int_equal(p->residency.proposed, kept < RUNS);
+        struct fake_step step = {
+            .selection = SELECTION_CURRENT, .entries = 1, .sequence = {&f->sequences[0]}};
+        fake_sparse(f, &step);
+        assert_int_equal(p->residency.resident, kept);
+        fake_close(f, &f->sequences[0]);
+        through_free(f);
+    }
+}
+
 static int resume(struct fake *f, uint64_t id, struct err *err)
 {
     struct msg_resumed resumed;
@@ -320,8 +342,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rows_in_every_mode),      cmocka_unit_test(test_the_largest_load),
-        cmocka_unit_test(test_kept_layers_are_counted), cmocka_unit_test(test_a_decoder_dies),
-        cmocka_unit_test(test_another_store),           cmocka_unit_test(test_an_arena_without_rows),
+        cmocka_unit_test(test_kept_layers_are_counted), cmocka_unit_test(test_what_is_kept_is_never_proposed),
+        cmocka_unit_test(test_a_decoder_dies),          cmocka_unit_test(test_another_store),
+        cmocka_unit_test(test_an_arena_without_rows),
     };
     return fake_run_both(tests);
 }
