@@ -119,13 +119,15 @@ static int ask_card(const struct plan *p, struct gpu_memory_load *load, struct e
     return 0;
 }
 
-/* The KV cache's share of the card. */
+/* The KV cache's share of the card. What it is divided for is what requests will have, unless the layers that
+ * never leave are to be told: those are fewer the more a sequence may have. */
 static int divide_card(struct plan *p, const struct model *model, const struct head *head, struct err *err)
 {
+    bool longest = p->ctx_size || !p->context || p->through.write_through != WRITE_THROUGH_ALL;
     int r = 0;
     struct gpu_memory_load load = {.model = model,
                                    .head = head,
-                                   .context = p->ctx_size || !p->context ? p->sequence_context : p->context,
+                                   .context = longest ? p->sequence_context : p->context,
                                    .sequences = p->requests,
                                    .budget = p->budget,
                                    .slots = p->slots,
@@ -369,8 +371,7 @@ static void print_through(json_t *plan)
             layers);
     else
         printf("write-through offloaded: host memory has %lld of %lld layers, the others never leave the "
-               "device: "
-               "no prefix is used again, sequences end with the store or the decoder\n",
+               "device: no prefix is used again, sequences end with the store or the decoder\n",
                host, layers);
 }
 

@@ -314,7 +314,7 @@ static void test_kept_keys_lie_where_the_retriever_is(void **state)
     assert_true(kept_tokens("cpu", "int8") == wide);
 }
 
-static json_t *divided(const char *through, const char *device_memory)
+static json_t *divided(const char *through, const char *option, const char *value)
 {
     const char *argv[] = {proc_program("specontext"),
                           "plan",
@@ -327,8 +327,8 @@ static json_t *divided(const char *through, const char *device_memory)
                           "--write-through",
                           through,
                           "--json",
-                          device_memory ? "--device-memory" : NULL,
-                          device_memory,
+                          option,
+                          value,
                           NULL};
     return run_json(argv);
 }
@@ -340,7 +340,8 @@ static void test_tables_of_host_memory(void **state)
     runcase_need_model();
     static const char *const by_hand[] = {NULL, "2G"};
     for (int i = 0; i < 2; i++) {
-        json_t *all = divided("all", by_hand[i]), *some = divided("offloaded", by_hand[i]);
+        const char *option = by_hand[i] ? "--device-memory" : NULL;
+        json_t *all = divided("all", option, by_hand[i]), *some = divided("offloaded", option, by_hand[i]);
         const json_t *a = json_object_get(all, "gpu"), *b = json_object_get(some, "gpu");
         double less = runcase_number(a, "mapping_bytes") - runcase_number(b, "mapping_bytes");
         double layers = runcase_number(some, "host_layers");
@@ -355,6 +356,21 @@ static void test_tables_of_host_memory(void **state)
         json_decref(all);
         json_decref(some);
     }
+}
+
+/* Short requests where sequences may be long: the tables are of the layers that host memory has then. */
+static void test_tables_of_short_requests(void **state)
+{
+    (void)state;
+    runcase_need_model();
+    json_t *longest = divided("offloaded", NULL, NULL), *few = divided("offloaded", "--context", "512");
+    const json_t *a = json_object_get(longest, "gpu"), *b = json_object_get(few, "gpu");
+    assert_true(runcase_number(few, "host_layers") > 0);
+    assert_true(runcase_number(few, "host_layers") == runcase_number(longest, "host_layers"));
+    assert_true(runcase_number(b, "mapping_bytes") > 0);
+    assert_true(runcase_number(b, "mapping_bytes") == runcase_number(a, "mapping_bytes"));
+    json_decref(longest);
+    json_decref(few);
 }
 
 /* As run takes both: the card is divided, and the KV cache's share is what was asked for. */
@@ -379,6 +395,7 @@ int main(void)
                                        cmocka_unit_test(test_prefix_memory),
                                        cmocka_unit_test(test_kept_keys_lie_where_the_retriever_is),
                                        cmocka_unit_test(test_the_share_by_hand),
-                                       cmocka_unit_test(test_tables_of_host_memory)};
+                                       cmocka_unit_test(test_tables_of_host_memory),
+                                       cmocka_unit_test(test_tables_of_short_requests)};
     return cmocka_run_group_tests(tests, runcase_set_up, runcase_tear_down);
 }
