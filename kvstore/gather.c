@@ -43,7 +43,7 @@ void gather_detach(struct gather *g)
 
 void gather_add(struct gather *g, const struct gather_job *job)
 {
-    CHECK(job->kind == GATHER_MOVE || job->layer >= g->blocks->layout.host_first_layer);
+    CHECK(job->layer >= g->blocks->layout.host_first_layer);
     if (g->count == g->room) {
         g->room = g->room ? 2 * g->room : 256;
         g->jobs = mem_resize(g->jobs, g->room, sizeof *g->jobs);

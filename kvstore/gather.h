@@ -1,5 +1,5 @@
 /* Moves rows: between the host arena and pages, staging pages and slots on the device. Pieces are bytes here.
- * One owner: the planner. No job between host and device names a layer that the arena does not have.
+ * One owner: the planner. No job names a layer that the arena lacks: it stays where it is.
  *
  * A batch is filled with jobs (gather_rows, gather_pages ...) and then run. Jobs of one batch never write
  * the same bytes. Where device memory is a memfd, a pool of threads copies, and a run returns when all rows

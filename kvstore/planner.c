@@ -656,6 +656,7 @@ bool planner_idle(struct planner *p, int64_t now_ns)
 
 void planner_force(struct planner *p, int32_t runs)
 {
-    p->residency.forced = runs;
+    int32_t kept = (int32_t)p->kept_runs;
+    p->residency.forced = runs < 0 || runs > kept ? runs : kept;
     residency_review(p);
 }

@@ -185,7 +185,7 @@ struct control_flag *planner_waits_for(struct planner *planner, uint32_t *ret_st
 bool planner_busy(struct planner *planner);
 const struct err *planner_error(const struct planner *planner);
 
-/* Tests: propose that exactly `runs` runs are resident, or -1: by memory again. */
+/* Tests: propose that exactly `runs` runs are resident, or those that are kept; -1: by memory again. */
 void planner_force(struct planner *planner, int32_t runs);
 
 /* ---- shared by the planner's files ---- */

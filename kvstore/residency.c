@@ -160,13 +160,6 @@ static uint32_t runs_that_fit(const struct planner *p)
     return runs;
 }
 
-/* What tests force, as far as it may be. */
-static uint32_t runs_forced(const struct planner *p)
-{
-    uint32_t runs = (uint32_t)p->residency.forced;
-    return runs > p->kept_runs ? runs : p->kept_runs;
-}
-
 /* To how many runs the layers may come back: with room for all that there ever can be, and for the slots
  * that are held while their layers' pages are filled: those of layers that an earlier proposal brings back
  * too, until it is applied. */
@@ -214,14 +207,14 @@ void residency_review(struct planner *p)
     struct residency *r = &p->residency;
     if (!p->attached || p->options.no_offload)
         return;
-    uint32_t now = r->forced >= 0 ? runs_forced(p) : runs_that_fit(p);
+    uint32_t now = r->forced >= 0 ? (uint32_t)r->forced : runs_that_fit(p);
     if (now < wanted(r)) {
         propose(p, now);
         prepared_give(p, now);
         p->totals.offloads++;
         return;
     }
-    uint32_t back = r->forced >= 0 ? runs_forced(p) : runs_to_return(p);
+    uint32_t back = r->forced >= 0 ? (uint32_t)r->forced : runs_to_return(p);
     r->returning = back > wanted(r) ? back : 0;
     prepared_give(p, r->returning ? r->returning : wanted(r)); /* fewer may come back than before */
 }

@@ -9,7 +9,10 @@
 #include "proto/layout.h"
 #include "proto/memory.h"
 
-enum { PROMPT_CPU = 256, PATIENCE = 4 }; /* the decoder's tokens of a prompt in one step */
+enum {
+    PROMPT_CPU = 256, /* prompt tokens of one step of a decoder on the CPU, as MEMORY_GPU_PROMPT on a GPU */
+    PATIENCE = 4,     /* times what others may be ahead, until one that has not begun is given up */
+};
 
 #define SEED       20250101u
 #define BEGINNINGS UINT64_C(1000000) /* more than there are of them */

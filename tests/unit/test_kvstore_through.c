@@ -266,9 +266,8 @@ static void test_another_store(void **state)
 {
     (void)state;
     struct err err = {0};
-    struct kv_layout layout = fake_layout();
     fake_piece_bytes = 2048;
-    layout = fake_layout();
+    struct kv_layout layout = fake_layout();
     struct planner_options some = through_options(1), none = through_options(RUNS), all = through_options(1),
                            zero = through_options(0);
     all.write_through = WRITE_THROUGH_ALL;
