@@ -251,7 +251,7 @@ void generation_progress(struct generation *q, struct msg *ret)
 {
     q->shown = q->done;
     begin(q->id, MSG_PROGRESS, ret);
-    ret->progress = (struct msg_progress){q->done, q->prompt, q->cached};
+    ret->progress = (struct msg_progress){q->done, q->prompt, q->reused};
 }
 
 void generation_tokens(struct generation *q, struct msg *ret)
@@ -279,7 +279,7 @@ void generation_done(struct generation *q, const struct kv_counters *counters, s
         snprintf(d->text, sizeof d->text, "%s", q->failure.text);
     }
     d->prompt_tokens = q->prompt;
-    d->cached_tokens = q->cached;
+    d->cached_tokens = q->reused;
     d->generated_tokens = q->sent;
     d->queued_ns = between(q->queued_at_ns, q->granted_at_ns ? q->granted_at_ns : now);
     d->prefill_ns = between(q->granted_at_ns, q->first_at_ns ? q->first_at_ns : now);

@@ -49,6 +49,7 @@ struct generation {
     uint32_t feature_row, feature_position;
     uint32_t kept;               /* positions that the retriever has keys of: its GRANT */
     uint32_t index, cached;      /* GRANT */
+    uint32_t reused;             /* `cached` of the first one: later ones are of its own blocks, too */
     uint32_t finish;             /* enum finish_reason, 0 while it goes on */
     struct err failure;          /* FINISH_ERROR */
     bool again;                  /* its keys are lost: when it is closed, it is begun again */

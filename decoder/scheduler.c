@@ -147,8 +147,6 @@ static void take_grant(struct scheduler *s, struct generation *q, const struct m
 {
     if (q->state != GENERATION_OPENING)
         return;
-    if (!q->granted_at_ns)
-        q->granted_at_ns = clock_now_ns();
     q->state = GENERATION_PREFILL;
     if (q->again) {
         send_close(s, q);
@@ -162,6 +160,10 @@ static void take_grant(struct scheduler *s, struct generation *q, const struct m
     }
     q->index = grant->index;
     q->cached = q->done = q->recorded = grant->cached;
+    if (!q->granted_at_ns) {
+        q->granted_at_ns = clock_now_ns();
+        q->reused = grant->cached;
+    }
     if (scheduler_reads_features(s, q))
         q->told = grant->cached; /* it has their keys */
     s->figures.cached_tokens += grant->cached;
@@ -283,19 +285,19 @@ static void lose_retriever(void *arg)
 {
     struct scheduler *s = arg;
     s->retriever_ready = false;
-    s->lost_at_ns = clock_now_ns();
-    for (uint32_t i = 0; i < s->count; i++) {
+    if (s->served)
+        s->lost_at_ns = clock_now_ns();
+    s->served = false;
+    for (uint32_t i = s->count; i-- > 0;) { /* backwards: who is retired moves those behind */
         struct generation *q = s->all[i];
-        if (q->state == GENERATION_ASKING) { /* only it was asked */
-            q->state = GENERATION_QUEUED;
-            if (q->finish) {
-                retire(s, q, NULL);
-                i--; /* the next one moved up */
-            }
-        } else if (q->sparse && !q->finish && (scheduler_computes(q) || q->state == GENERATION_OPENING)) {
+        bool asking = q->state == GENERATION_ASKING;
+        if (asking || (q->sparse && !q->finish && (scheduler_computes(q) || q->state == GENERATION_OPENING)))
             q->again = true;
-            if (scheduler_computes(q))
-                send_close(s, q);
+        if (asking) { /* the store does not know it */
+            q->state = GENERATION_CLOSING;
+            take_closed(s, q, NULL);
+        } else if (q->again && scheduler_computes(q)) {
+            send_close(s, q);
         }
     }
 }
@@ -324,15 +326,19 @@ static int check_answers(const struct scheduler *s, struct err *err)
     return 0;
 }
 
-/* Whether a retriever is there, or still waited for; if not the sequence has ended. */
-static bool awaits_retriever(struct scheduler *s, struct generation *q)
+/* Those that wait for another retriever end when none has come. */
+static void check_retriever(struct scheduler *s)
 {
-    if (!q->sparse || s->retriever_ready || clock_now_ns() - s->lost_at_ns < s->options.grace_ns)
-        return true;
-    generation_fail(q, -EHOSTUNREACH, "retriever is gone, and no other came within %lld s",
-                    (long long)(s->options.grace_ns / CLOCK_S));
-    retire(s, q, NULL);
-    return false;
+    if (s->retriever_ready || clock_now_ns() - s->lost_at_ns < s->options.grace_ns)
+        return;
+    for (uint32_t i = s->count; i-- > 0;) {
+        struct generation *q = s->all[i];
+        if (q->state != GENERATION_QUEUED || !q->sparse)
+            continue;
+        generation_fail(q, -EHOSTUNREACH, "retriever is gone, and no other came within %lld s",
+                        (long long)(s->options.grace_ns / CLOCK_S));
+        retire(s, q, NULL);
+    }
 }
 
 static void admit(struct scheduler *s)
@@ -342,13 +348,7 @@ static void admit(struct scheduler *s)
         s->full = false; /* nobody is left whose end could say so */
     for (uint32_t i = 0; i < s->count && places > 0 && !s->full; i++) {
         struct generation *q = s->all[i];
-        if (q->state != GENERATION_QUEUED)
-            continue;
-        if (!awaits_retriever(s, q)) {
-            i--; /* the next one moved up */
-            continue;
-        }
-        if (q->sparse && !s->retriever_ready)
+        if (q->state != GENERATION_QUEUED || (q->sparse && !s->retriever_ready))
             continue;
         struct msg msg;
         bool prefix = scheduler_reads_features(s, q) && (q->ask.generate.flags & GENERATE_REUSE);
@@ -380,7 +380,9 @@ int scheduler_turn(struct scheduler *s, struct err *err)
         return r;
     close_finished(s); /* cancelled since */
     stepper_adopt_residents(s->stepper);
+    check_retriever(s);
     admit(s);
+    s->served |= s->retriever_ready;
     r = scheduler_prefill(s, err);
     if (r == 0)
         r = scheduler_decode(s, err);

@@ -12,9 +12,9 @@ struct scheduler {
     struct export *export;                          /* NULL: the head reads no hidden states */
     struct generation *all[SCHEDULER_REQUESTS_MAX]; /* in order of arrival */
     uint32_t count;
-    bool retriever_ready;
-    int64_t lost_at_ns; /* when it was not, last */
-    bool full;          /* the store had no room: nobody is admitted until a sequence is closed */
+    bool retriever_ready, served; /* served: a turn has found it ready */
+    int64_t lost_at_ns;           /* when one that had served was lost */
+    bool full;                    /* the store had no room: nobody is admitted until a sequence is closed */
     struct scheduler_figures figures;
 
     struct generation *members[LIMIT_SEQUENCES]; /* of the step being made */

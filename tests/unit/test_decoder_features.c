@@ -480,6 +480,26 @@ static void another_retriever_is_asked_anew(void **state)
     close_keeping(&g);
 }
 
+/* One whose question ends every retriever fails, as one does that they end with later. */
+static void one_whose_question_ends_them_all_fails(void **state)
+{
+    (void)state;
+    struct rig *g = open_keeping();
+    g->keys_silent = true;
+    ask(g, 1, 3, LONG, plain(4, GENERATE_REUSE, 0));
+    for (uint32_t i = 0; i <= GENERATION_VAIN_MAX; i++) {
+        turn(g);
+        assert_int_equal(g->keys_asked_count, i + 1);
+        assert_int_equal(g->results[1].done, 0);
+        scheduler_retriever_ready(g->scheduler, 0);
+        scheduler_retriever_ready(g->scheduler, 1);
+        grant(g, 1, 64); /* of the one before, which only hung */
+    }
+    check_error(g, 1, -EHOSTUNREACH, "retriever is gone, 5 times without a new token in between");
+    g->keys_asked_count = 0;
+    close_keeping(&g);
+}
+
 /* A store that grants more than there are keys of. */
 static void more_than_has_keys_is_refused(void **state)
 {
@@ -624,6 +644,7 @@ int main(void)
         cmocka_unit_test(the_retriever_is_asked_first),
         cmocka_unit_test(ends_before_the_store_is_asked),
         cmocka_unit_test(another_retriever_is_asked_anew),
+        cmocka_unit_test(one_whose_question_ends_them_all_fails),
         cmocka_unit_test(more_than_has_keys_is_refused),
         cmocka_unit_test(what_the_model_lacks_is_refused),
         cmocka_unit_test(a_retriever_dies_before_it_answers),

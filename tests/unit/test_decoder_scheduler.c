@@ -368,6 +368,7 @@ static void test_prompt_is_not_computed_again(void **state)
     struct scheduler_figures f;
     scheduler_figures(g.scheduler, &f);
     assert_int_equal(f.prompt_tokens, 3 * BLOCK_TOKENS);
+    assert_int_equal(g.results[1].last.cached_tokens, 0); /* its client had all of them computed */
     rig_close(&g);
 }
 
@@ -410,6 +411,31 @@ static void test_no_other_retriever(void **state)
     for (uint32_t i = 1; i <= 2; i++)
         check_error(&g, i, -EHOSTUNREACH, "retriever is gone, and no other came within 0 s");
     rig_close(&g);
+}
+
+/* One that comes and goes between two turns is none; nor does it matter whether there is a place. */
+static void test_no_retriever_stays(void **state)
+{
+    (void)state;
+    static struct rig g;
+    int64_t before = rig_grace_ns;
+    for (uint32_t running = 1; running <= STORE_SEQUENCES; running += STORE_SEQUENCES - 1) {
+        rig_grace_ns = CLOCK_MS;
+        rig_open(&g);
+        rig_grace_ns = before;
+        for (uint32_t i = 1; i <= running; i++)
+            ask(&g, i, i, PROMPT, plain(STORE_CONTEXT - PROMPT, GENERATE_FULL, 0));
+        turn(&g);
+        ask(&g, 50, 50, PROMPT, plain(8, 0, 0));
+        while (!g.results[50].done) {
+            scheduler_retriever_ready(g.scheduler, 1);
+            hear_of_loss(&g);
+            turn(&g);
+            assert_int_equal(g.results[1].done, 0);
+        }
+        check_error(&g, 50, -EHOSTUNREACH, "retriever is gone, and no other came within 0 s");
+        rig_close(&g);
+    }
 }
 
 /* The retriever refuses a sequence whose sets a step waits for: it alone ends, with the retriever's words.
@@ -586,6 +612,7 @@ int main(void)
         cmocka_unit_test(test_prompt_is_not_computed_again),
         cmocka_unit_test(test_retriever_lost_again),
         cmocka_unit_test(test_no_other_retriever),
+        cmocka_unit_test(test_no_retriever_stays),
         cmocka_unit_test(test_retriever_refuses),
         cmocka_unit_test(test_abort),
         cmocka_unit_test(test_selects),
