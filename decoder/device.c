@@ -44,9 +44,8 @@ struct device {
     struct backlog *backlog, **backlog_end;
     atomic_int stop;
     atomic_uint losses;               /* of the retriever: a step that waits for it learns of it by this */
-    struct stepper_refusals refusals; /* the same */
-    unsigned losses_heard;            /* by the thread */
-    bool retriever_gone;              /* before there is a scheduler that knows */
+    unsigned losses_heard;            /* by the thread; until it is attached the loop's */
+    struct stepper_refusals refusals; /* as losses */
     pthread_mutex_t mutex;            /* of `figures` */
     struct device_figures figures;
     bool stale; /* a turn was made since */
@@ -179,31 +178,26 @@ static int load(struct device *d, struct err *err)
                   : pass_create(o->model, &o->pass, &d->pass, err);
 }
 
-/* 1: attached; 0: to end. Of other orders only what the retriever does concerns anybody yet. */
+/* 0: attached, or to end. */
 static int wait_attach(struct device *d)
 {
     bool attached = false;
     while (!d->stop && !attached) {
         struct order *order = mailbox_wait(d->orders, clock_now_ns() + CLOCK_S);
-        if (!order)
-            continue;
-        attached = order->kind == ORDER_ATTACH;
-        d->losses_heard += order->kind == ORDER_RETRIEVER_LOST;
-        if (order->kind == ORDER_RETRIEVER_LOST || order->kind == ORDER_RETRIEVER_READY)
-            d->retriever_gone = order->kind == ORDER_RETRIEVER_LOST;
-        order_free(order);
+        attached = order && order->kind == ORDER_ATTACH;
+        if (order)
+            order_free(order); /* nothing else concerns anybody yet */
     }
     return attached;
 }
 
 static int make_stepper(struct device *d, struct err *err)
 {
-    struct stepper_attachment *at = &d->attachment;
+    const struct stepper_attachment *at = &d->attachment;
     struct pass_gpu_options options = {.tokens_max = d->options.pass.tokens_max,
                                        .entries_max = d->options.pass.entries_max,
                                        .list_max = at->control->list_max,
                                        .context = d->options.context};
-    at->losses_heard = d->losses_heard;
     if (!d->gpu) {
         d->stepper = stepper_create(at, d->pass);
         return 0;
@@ -259,7 +253,7 @@ static int prepare(struct device *d, struct err *err)
                                         .meanwhile = publish_figures,
                                         .arg = d};
     d->scheduler = scheduler_create(&options, d->stepper);
-    if (d->retriever_gone)
+    if (!d->head.retriever_epoch)
         scheduler_retriever_ready(d->scheduler, 0);
     return make_export(d, d->head.retriever_epoch, err);
 }
@@ -283,7 +277,6 @@ static int obey(struct device *d, struct order *order, struct err *err)
         break;
     case ORDER_RETRIEVER_LOST:
         d->losses_heard++;
-        stepper_retriever_lost(d->stepper);
         scheduler_retriever_ready(d->scheduler, 0);
         break;
     case ORDER_RETRIEVER_READY:
@@ -376,7 +369,9 @@ void device_attach(struct device *d, const struct stepper_attachment *attachment
                    const struct device_head *head)
 {
     d->attachment = *attachment;
+    d->losses_heard = d->losses; /* orders that tell of these come before this one */
     d->attachment.losses = &d->losses;
+    d->attachment.losses_heard = &d->losses_heard;
     d->attachment.refusals = &d->refusals;
     d->attachment.awake = d->awake;
     d->head = *head;

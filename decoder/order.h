@@ -38,10 +38,9 @@ struct post {
     enum post_kind kind;
     struct msg msg; /* its memory is freed with mem_free */
     char text[ERR_TEXT_MAX];
-    int fd;         /* POST_EXPORT: the post's own */
-    uint64_t epoch; /* POST_EXPORT: of the retriever that it was made for */
-    unsigned
-        losses; /* POST_RETRIEVER: retrievers that the device thread knew to be gone; it is for the next */
+    int fd;          /* POST_EXPORT: the post's own */
+    uint64_t epoch;  /* POST_EXPORT: of the retriever that it was made for */
+    unsigned losses; /* POST_RETRIEVER: those that the device thread knew to be gone; it is for the next */
 };
 
 #endif

@@ -38,9 +38,8 @@ struct stepper {
     uint32_t used_version;  /* resident set of the tables read last; 0, before the first, is all layers */
     uint32_t runs, run;     /* run that the pass is in, `runs` before the first layer */
     uint32_t offloaded;     /* layers, in the step run last */
-    unsigned losses;        /* of the retriever that this thread has heard of */
-    unsigned losses_told;   /* the same, and those that the step has told of */
-    unsigned refusals;      /* the same */
+    unsigned losses_told;   /* of the retriever, that this thread has heard of or the step has told of */
+    unsigned refusals;      /* of sequences, that this thread has heard of */
     unsigned refusals_told; /* the same, and those that the step which waits has told of */
     void (*refused)(void *arg, uint64_t id);
     void *refused_arg;
@@ -56,7 +55,6 @@ static struct stepper *create(const struct stepper_attachment *attachment)
 {
     struct stepper *s = mem_alloc(1, sizeof *s);
     s->at = *attachment;
-    s->losses = attachment->losses_heard;
     s->places = places_create(&attachment->layout, attachment->control, attachment->device);
     s->record = mem_alloc(1, sizeof *s->record);
     s->entries = mem_alloc(LIMIT_SEQUENCES, sizeof *s->entries);
@@ -159,18 +157,13 @@ uint32_t stepper_dense_limit(const struct stepper *s, int sure)
     return staging && limited ? staging : UINT32_MAX;
 }
 
-void stepper_retriever_lost(struct stepper *s)
-{
-    s->losses++;
-}
-
 void stepper_post(struct stepper *s, const struct stepper_spec *spec)
 {
     struct step_record *r = s->record;
     CHECK(spec->count > 0 && spec->count <= s->at.control->sequences_max && spec->count <= LIMIT_SEQUENCES);
     memset(r, 0, offsetof(struct step_record, entry));
     s->refusals_told = s->refusals;
-    s->losses_told = s->losses;
+    s->losses_told = s->at.losses ? *s->at.losses_heard : 0;
     r->step = s->next++;
     r->kind = spec->kind;
     r->selection = spec->selection;
@@ -208,7 +201,7 @@ static bool tell_lost(struct stepper *s)
     s->losses_told = losses;
     if (news && s->lost)
         s->lost(s->lost_arg);
-    return losses != s->losses;
+    return s->at.losses && losses != *s->at.losses_heard;
 }
 
 void stepper_refused(struct stepper_refusals *refusals, uint64_t id)

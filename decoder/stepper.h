@@ -77,7 +77,7 @@ struct stepper_attachment { /* what the store handed over */
     int store_bell;                 /* doorbell */
     uint32_t early_layers;          /* mixed selection: layers that use the set before */
     const atomic_uint *losses;      /* times that the retriever was lost, counted by any thread; NULL: none */
-    unsigned losses_heard;          /* by this thread */
+    const unsigned *losses_heard; /* of them, by this thread: a sparse step that waits tells of the others */
     const struct stepper_refusals *refusals; /* NULL: none */
     struct awake *awake;                     /* hears of each step; NULL: none */
 };
@@ -128,10 +128,7 @@ void stepper_post(struct stepper *s, const struct stepper_spec *spec);
 int stepper_run(struct stepper *s, const struct stepper_spec *spec, struct stepper_verdict *ret_verdicts,
                 struct err *err);
 
-/* One of attachment.losses has been dealt with; of those that have not a sparse step that waits tells. */
-void stepper_retriever_lost(struct stepper *s);
-
-/* The same for attachment.refusals: of those that have not a sparse step that waits tells. */
+/* One of attachment.refusals has been dealt with; of those that have not a sparse step that waits tells. */
 void stepper_retriever_refused(struct stepper *s);
 
 const struct stepper_times *stepper_times(const struct stepper *s);

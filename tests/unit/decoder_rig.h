@@ -61,6 +61,7 @@ struct rig {
     void (*beside)(struct rig *rig);                         /* while a step is computed; may be NULL */
     uint32_t meanwhile;                                      /* times that this was so */
     atomic_uint losses;                                      /* of the retriever */
+    unsigned losses_heard;                                   /* of them, by the device thread */
     struct stepper_refusals refusals;                        /* the same */
 };
 
@@ -207,8 +208,8 @@ static inline void rig_open_for(struct rig *g, const char *model, int on_gpu,
                                    .context_max = STORE_CONTEXT};
     layout_set_groups(&g->layout, 2);
     store_start_on(&g->store, &g->layout, 2, g->device ? g->device->api : NULL);
-    struct stepper_attachment attachment = {
-        g->layout, g->store.control, g->store.device, g->store.bell, 2, &g->losses, 0, &g->refusals, NULL};
+    struct stepper_attachment attachment = {g->layout,  g->store.control, g->store.device, g->store.bell, 2,
+                                            &g->losses, &g->losses_heard, &g->refusals,    NULL};
     if (!on_gpu)
         g->stepper = stepper_create(&attachment, g->pass);
     else if (stepper_create_gpu(&attachment, g->pass_gpu, &g->stepper, &err) < 0)

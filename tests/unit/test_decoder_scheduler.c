@@ -249,7 +249,7 @@ static void let_leave(struct rig *g, const struct msg *msg)
 /* The order by which the thread hears of a loss. */
 static void hear_of_loss(struct rig *g)
 {
-    stepper_retriever_lost(g->stepper);
+    g->losses_heard++;
     scheduler_retriever_ready(g->scheduler, 0);
 }
 
