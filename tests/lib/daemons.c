@@ -75,6 +75,7 @@ bool daemons_said(struct daemons *d, enum runcase_part part, const char *text)
 void daemons_forget_said(struct daemons *d, enum runcase_part part)
 {
     struct proc_text *text = &d->parts[part].err;
+    told(d, part); /* what is on its way, too */
     if (text->text)
         text->text[0] = 0;
     text->bytes = 0;
@@ -230,10 +231,15 @@ void daemons_ask(struct daemons *d, uint32_t prompt, uint32_t seed, uint32_t tok
     q->ask = (struct msg_generate){.flags = flags | GENERATE_IGNORE_EOS,
                                    .max_tokens = tokens,
                                    .selection = selection,
-                                   .budget = 96,
+                                   .budget = 40,
                                    .sinks = 4,
                                    .window = 16,
-                                   .sampling = {.top_p = 1, .repeat_penalty = 1},
+                                   .sampling = {.temperature = seed % 2 ? 1 : 0,
+                                                .top_k = 40,
+                                                .top_p = 1,
+                                                .repeat_penalty = 1.2F,
+                                                .repeat_last_n = 16,
+                                                .seed = seed},
                                    .tokens = {ids, prompt}};
     struct msg msg = {.kind = MSG_GENERATE, .id = d->first_id + d->count++, .generate = q->ask};
     assert_int_equal(bus_send(d->client, &msg), 0);

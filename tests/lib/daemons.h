@@ -61,7 +61,7 @@ void daemons_restart(struct daemons *d, enum runcase_part part);
 /* Forgets what was asked. */
 void daemons_clear(struct daemons *d);
 
-/* Asks for `tokens` more tokens, greedily. */
+/* Asks for `tokens` more tokens: of an even seed the likeliest, of an odd one sampled; with a penalty. */
 void daemons_ask(struct daemons *d, uint32_t prompt, uint32_t seed, uint32_t tokens, uint32_t selection,
                  uint32_t flags);
 
