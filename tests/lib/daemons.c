@@ -171,7 +171,10 @@ void daemons_clear(struct daemons *d)
 void daemons_init(struct daemons *d, const char *head, const char *device, const char *chunk)
 {
     *d = (struct daemons){.head = head, .device = device, .chunk = chunk};
-    snprintf(d->dir, sizeof d->dir, "%s", runcase_path("run"));
+    static unsigned worlds;
+    char name[32];
+    snprintf(name, sizeof name, "run%u", worlds++);
+    snprintf(d->dir, sizeof d->dir, "%s", runcase_path(name));
 }
 
 void daemons_connect(struct daemons *d)
