@@ -227,8 +227,8 @@ static void rig_open(struct rig *g, uint64_t device_bytes)
     layout_set_groups(&g->layout, GROUPS);
     rig_store(g, device_bytes);
     struct control_header *control = g->planner->control.at;
-    struct stepper_attachment attachment = {g->layout, control, g->planner->device.base, g->bell, 6, NULL, NULL,
-                                            NULL,      NULL};
+    struct stepper_attachment attachment = {
+        g->layout, control, g->planner->device.base, g->bell, 6, NULL, NULL, NULL, NULL};
     g->stepper = stepper_create(&attachment, g->pass);
     g->eos = mem_alloc(g->config->vocab, 1);
     struct scheduler_options so = {.vocab = g->config->vocab,
