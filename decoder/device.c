@@ -206,12 +206,12 @@ static int make_stepper(struct device *d, struct err *err)
     return r < 0 ? r : stepper_create_gpu(at, d->pass_gpu, &d->stepper, err);
 }
 
-/* A feature segment for a retriever; the one before is let go. */
-static int make_export(struct device *d, uint64_t retriever_epoch, struct err *err)
+/* A feature segment for the retriever that greeted last; the one before is let go. */
+static int make_export(struct device *d, struct err *err)
 {
     struct export_options o = {.wanted = d->head.features,
                                .decoder_epoch = d->head.decoder_epoch,
-                               .retriever_epoch = retriever_epoch,
+                               .retriever_epoch = d->head.retriever_epoch,
                                .chunk = d->options.chunk,
                                .reader = d->head.retriever_device,
                                .device = d->gpu};
@@ -225,7 +225,7 @@ static int make_export(struct device *d, uint64_t retriever_epoch, struct err *e
     scheduler_export(d->scheduler, d->export);
     struct post *post = mem_alloc(1, sizeof *post);
     post->kind = POST_EXPORT;
-    post->epoch = retriever_epoch;
+    post->epoch = d->head.retriever_epoch;
     post->fd = fcntl(export_fd(d->export), F_DUPFD_CLOEXEC, 0);
     CHECK(post->fd >= 0);
     put_post(d, post);
@@ -255,7 +255,7 @@ static int prepare(struct device *d, struct err *err)
     d->scheduler = scheduler_create(&options, d->stepper);
     if (!d->head.retriever_epoch)
         scheduler_retriever_ready(d->scheduler, 0);
-    return make_export(d, d->head.retriever_epoch, err);
+    return make_export(d, err);
 }
 
 static int obey(struct device *d, struct order *order, struct err *err)
@@ -283,7 +283,9 @@ static int obey(struct device *d, struct order *order, struct err *err)
         scheduler_retriever_ready(d->scheduler, 1);
         break;
     case ORDER_EXPORT:
-        return make_export(d, order->id, err);
+        d->head.retriever_epoch = order->id;
+        snprintf(d->head.retriever_device, sizeof d->head.retriever_device, "%s", order->msg.hello.device);
+        return make_export(d, err);
     case ORDER_WAKE:
     case ORDER_ATTACH:
         break;

@@ -10,12 +10,12 @@ enum order_kind {                  /* loop -> device */
                   ORDER_GENERATE,  /* id: the request; msg with its memory */
                   ORDER_CANCEL,    /* id */
                   ORDER_STORE,     /* msg: GRANT, CLOSED, ERROR */
-                  ORDER_RETRIEVER, /* msg: ERROR */
+                  ORDER_RETRIEVER, /* msg: GRANT, ERROR */
                   ORDER_RETRIEVER_READY,
                   ORDER_RETRIEVER_LOST,
                   ORDER_WAKE,   /* the store rang, or the thread shall end */
                   ORDER_ATTACH, /* device_attach: the store's memory is mapped */
-                  ORDER_EXPORT, /* id: epoch of another retriever, whose head reads hidden states */
+                  ORDER_EXPORT, /* id, msg: epoch and HELLO of another retriever, which reads hidden states */
 };
 
 struct order {

@@ -526,8 +526,9 @@ static void retriever_welcome(void *arg, const struct msg_hello *hello, uint64_t
     log_info("greeted retriever %016" PRIx64 ": %u layer groups, head %016" PRIx64, epoch,
              s->identity.layout.groups, s->identity.head);
     if (again) {
+        struct msg greeting = {.kind = MSG_HELLO, .hello = *hello};
         if (s->identity.features.layers)
-            give_order(s, ORDER_EXPORT, epoch, NULL); /* and when it has that, it is at hand */
+            give_order(s, ORDER_EXPORT, epoch, &greeting); /* and when it has that, it is at hand */
         else
             retriever_at_hand(s);
         return;

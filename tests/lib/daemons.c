@@ -41,7 +41,7 @@ void daemons_start(struct daemons *d, enum runcase_part part)
               d->device);
     else if (part == RUNCASE_RETRIEVER)
         START("retriever", "-m", RUNCASE_MODEL, "-H", d->head, "--context", "1024", "--threads", "1",
-              "--device", d->device);
+              "--device", d->device, "--key-type", d->key_type);
     else
         START("decoder", "-m", RUNCASE_MODEL, "--context", "1024", "--threads", "1", "--chunk", d->chunk,
               "--device", d->device);
@@ -170,7 +170,7 @@ void daemons_clear(struct daemons *d)
 
 void daemons_init(struct daemons *d, const char *head, const char *device, const char *chunk)
 {
-    *d = (struct daemons){.head = head, .device = device, .chunk = chunk};
+    *d = (struct daemons){.head = head, .device = device, .chunk = chunk, .key_type = "auto"};
     static unsigned worlds;
     char name[32];
     snprintf(name, sizeof name, "run%u", worlds++);

@@ -27,6 +27,7 @@ struct daemons {
     char dir[RUNTIME_PATH_MAX];
     const char *head, *device, *chunk; /* chunk: tokens of a prompt in a step */
     bool lacks_layers;                 /* a store that is started keeps no host rows of some layers */
+    const char *key_type;              /* "auto" unless the test says otherwise */
     struct proc parts[RUNCASE_PARTS];
     struct loop *loop;
     struct bus *bus;
