@@ -3,8 +3,8 @@
  *
  *   check_kill MODEL HEAD [--kills 21] [--device cuda:0] [--retriever-device cuda:0]
  *
- * Killed with requests in work: the decoder (store and retriever survive), the retriever and the store (the
- * other of the two survives; the decoder, which cannot go on without, ends by itself with exit code 1).
+ * Killed with requests in work: the decoder and the retriever (the other two survive), and the store (the
+ * retriever survives; the decoder, which cannot go on without a store, ends by itself with exit code 1).
  * What is in use after the first kill of each kind is the level for the later ones. At the end the card holds
  * what it held before. Runs on whichever library gpu_load finds; under MPS if that runs. */
 #include <dirent.h>
@@ -301,7 +301,7 @@ static void kill_one(struct world *w, enum client_part victim)
 {
     bury(w, victim);
     forget_requests(w);
-    if (victim != CLIENT_DECODER) {
+    if (victim == CLIENT_KVSTORE) {
         if (!proc_wait(&w->parts[CLIENT_DECODER], clock_now_ns() + END_NS))
             failed(w, "the decoder did not end with the part that it needs");
         else if (!proc_exited(&w->parts[CLIENT_DECODER], 1))
