@@ -22,13 +22,13 @@
 
 enum {
     COLUMNS = CUDA_PRODUCT_COLUMNS, /* of a panel: hopper.cuh */
-    TILE = 64,    /* rows of a block */
-    PAIRED = 8,   /* neighbouring rows of each half, where gate and up are paired */
+    PANELS = 2,                     /* of a stage: 256 bytes of a row */
+    TILE = 64,                      /* rows of a block */
+    PAIRED = 8,                     /* neighbouring rows of each half, where gate and up are paired */
     CONSUMERS = 128,
-    PRODUCER = CONSUMERS,    /* this thread */
+    PRODUCER = CONSUMERS,     /* this thread */
     NORMERS = CONSUMERS + 32, /* from this thread on */
     THREADS = NORMERS + 128,
-    PANELS = 2, /* of a stage: 256 bytes of a row */
 };
 
 struct product {
