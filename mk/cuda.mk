@@ -26,7 +26,7 @@ CUDA_HOST    := $(patsubst %,$(CUDA_BUILD)/%.o,\
 CUDA_TESTS   := $(patsubst %,$(CUDA_BUILD)/%.o,$(wildcard tests/gpu/*.c))
 
 .PHONY: cuda
-cuda: $(CUDA_LIBRARY) $(CUDA_BUILD)/test_cuda $(CUDA_BUILD)/bench_cuda $(CUDA_BUILD)/scan_matmul
+cuda: $(CUDA_LIBRARY) $(CUDA_BUILD)/test_cuda $(CUDA_BUILD)/bench_cuda
 
 $(CUDA_BUILD)/%.cu.o: %.cu
 	@mkdir -p $(@D)
@@ -65,10 +65,6 @@ $(CUDA_BUILD)/test_cuda: $(CUDA_TESTS) $(CUDA_BUILD)/libcompute_cuda.a $(CUDA_BU
 LAB := $(CUDA_BUILD)/bench/lab
 $(CUDA_BUILD)/bench_cuda: $(patsubst %,$(CUDA_BUILD)/%.o,$(wildcard bench/lab/bench_*.cu)) $(LAB)/lab.cu.o \
     $(CUDA_BUILD)/libcompute_cuda.a $(CUDA_BUILD)/libhost.a
-	@echo "  LD   $@"
-	@$(CUDA_LINK)
-
-$(CUDA_BUILD)/scan_matmul: $(LAB)/scan_matmul.cu.o $(LAB)/lab.cu.o $(CUDA_BUILD)/libhost.a
 	@echo "  LD   $@"
 	@$(CUDA_LINK)
 
