@@ -224,8 +224,8 @@ static void open_store(struct scheduler *s, struct generation *q)
     generation_open_store(q, s->options.head, &msg);
     if (q->begun) /* blocks of its prompt are cached since it was closed; a request may not ask for others' */
         msg.open.flags |= OPEN_REUSE;
-    if (scheduler_reads_features(
-            s, q)) { /* of cached positions there are no states: what has keys may be cached */
+    if (scheduler_reads_features(s, q)) {
+        /* Of cached positions there are no states: what has keys may be cached. */
         msg.open.flags = q->kept ? OPEN_REUSE : 0;
         msg.open.reuse_max = q->kept;
     }

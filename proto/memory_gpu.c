@@ -84,7 +84,8 @@ static uint64_t attention_work(uint64_t queries, const struct memory_gpu_model *
 void memory_gpu_decoder(const struct memory_gpu_model *m, const struct kv_layout *layout,
                         const struct memory_gpu_load *load, struct memory_gpu_decoder *ret)
 {
-    enum { ALIGNMENT = 256, VECTORS = 8, LOADING = 16 << 20, INPUTS = 1 << 20, JOINED = 32 };
+    enum { ALIGNMENT = 256, VECTORS = 8, LOADING = 16 << 20, INPUTS = 1 << 20 };
+    enum { JOINED = 32 }; /* tokens whose norms are parts of products: CUDA_PRODUCT_TOKENS */
     uint64_t q = (uint64_t)m->q_heads * m->head_dim, kv = (uint64_t)m->kv_heads * m->head_dim;
     uint64_t hidden = m->hidden, qkv = q + 2 * kv, prompt = MEMORY_GPU_PROMPT;
     uint64_t tokens = larger(load->context < prompt ? load->context : prompt, load->sequences);
