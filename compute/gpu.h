@@ -23,7 +23,7 @@
 #include "compute/cuda/kernels.h"
 #include "compute/cuda/sets.h"
 
-#define GPU_API_VERSION 11
+#define GPU_API_VERSION 12
 #define GPU_API_SYMBOL  "specontext_gpu_api" /* const struct gpu_api *specontext_gpu_api(void) */
 #define GPU_IPC_BYTES   64
 
@@ -119,6 +119,8 @@ struct gpu_api {
                        struct err *err);
     uint32_t (*graph_flags)(const struct gpu_graph *graph); /* number of flag operations captured */
     int (*graph_launch)(struct gpu_graph *graph, const uint32_t *values, struct CUstream_st *stream);
+    /* Sets values ahead of a launch with the same ones, which then takes less time: each is a call. */
+    int (*graph_set)(struct gpu_graph *graph, const uint32_t *values);
     void (*graph_free)(struct gpu_graph **graph);
 
     /* ---- products ---- the device's cuBLASLt handle and workspace are the gpu's own. Plans are kept by
@@ -149,6 +151,7 @@ struct gpu_api {
     int (*gather)(const struct cuda_moves *, struct CUstream_st *);
     int (*scatter)(const struct cuda_moves *, struct CUstream_st *);
     int (*copy_pieces)(const struct cuda_copies *, struct CUstream_st *);
+    int (*copy_mapped)(const struct cuda_mapped_copy *, uint32_t count, struct CUstream_st *);
     size_t (*attn_work_bytes)(uint32_t n, uint32_t q_heads, uint32_t head_dim, uint32_t list_max);
     int (*attn)(const struct cuda_attn *, struct CUstream_st *);
     int (*prefill)(const struct cuda_prefill *, struct CUstream_st *);

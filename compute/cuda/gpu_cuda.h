@@ -32,6 +32,7 @@ int gpu_capture_end(struct gpu *gpu, struct CUstream_st *stream, struct gpu_grap
                     struct err *err);
 uint32_t gpu_graph_flags(const struct gpu_graph *graph);
 int gpu_graph_launch(struct gpu_graph *graph, const uint32_t *values, struct CUstream_st *stream);
+int gpu_graph_set(struct gpu_graph *graph, const uint32_t *values);
 void gpu_graph_free(struct gpu_graph **graph);
 
 const struct gpu_api *specontext_gpu_api(void) __attribute__((visibility("default")));

@@ -15,6 +15,7 @@ struct flag_node {
     CUgraphNode node;
     CUDA_BATCH_MEM_OP_NODE_PARAMS params;
     CUstreamBatchMemOpParams op;
+    int set; /* the instance has op's value */
 };
 
 struct gpu_graph {
@@ -106,19 +107,32 @@ uint32_t gpu_graph_flags(const struct gpu_graph *graph)
     return graph->count;
 }
 
+static int set_value(struct gpu_graph *graph, struct flag_node *f, uint32_t value)
+{
+    int writes = f->op.operation == CU_STREAM_MEM_OP_WRITE_VALUE_32;
+    if (f->set && value == (writes ? f->op.writeValue.value : f->op.waitValue.value))
+        return 0;
+    if (writes)
+        f->op.writeValue.value = value;
+    else
+        f->op.waitValue.value = value;
+    f->params.paramArray = &f->op;
+    f->set = gpu_driver.exec_node_set((CUgraphExec)graph->exec, f->node, &f->params) == CUDA_SUCCESS;
+    return f->set ? 0 : -EIO;
+}
+
+int gpu_graph_set(struct gpu_graph *graph, const uint32_t *values)
+{
+    int r = 0;
+    for (uint32_t i = 0; i < graph->count && r == 0; i++)
+        r = set_value(graph, &graph->flags[i], values[i]);
+    return r;
+}
+
 int gpu_graph_launch(struct gpu_graph *graph, const uint32_t *values, struct CUstream_st *stream)
 {
-    for (uint32_t i = 0; i < graph->count; i++) {
-        struct flag_node *f = &graph->flags[i];
-        if (f->op.operation == CU_STREAM_MEM_OP_WRITE_VALUE_32)
-            f->op.writeValue.value = values[i];
-        else
-            f->op.waitValue.value = values[i];
-        f->params.paramArray = &f->op;
-        if (gpu_driver.exec_node_set((CUgraphExec)graph->exec, f->node, &f->params) != CUDA_SUCCESS)
-            return -EIO;
-    }
-    return gpu_status(cudaGraphLaunch(graph->exec, stream));
+    int r = gpu_graph_set(graph, values);
+    return r < 0 ? r : gpu_status(cudaGraphLaunch(graph->exec, stream));
 }
 
 void gpu_graph_free(struct gpu_graph **graph)

@@ -248,6 +248,22 @@ struct cuda_copies {
 };
 int cuda_copy_pieces(const struct cuda_copies *copies, struct CUstream_st *stream);
 
+/* `rows` rows of `bytes` each, `stride` bytes apart at both ends (one row: any), between device memory and
+ * mapped host memory, or within either; all on 4 bytes, best on 16. */
+struct cuda_mapped_copy {
+    void *to;
+    const void *from;
+    uint64_t bytes, stride;
+    uint32_t rows;
+};
+enum { CUDA_MAPPED_COPIES = 6 };
+/* Up to CUDA_MAPPED_COPIES of them by one kernel: for what a step cannot wait for. A copy engine takes copies
+ * in order, of all processes that share it: behind one whose stream waits for a flag, or behind 13 MB of
+ * tables, a copy of 18 KB took 0.5 to 1.7 ms; and each begins some us after the one before. A launch that
+ * follows may read what was copied before launch_wait() (launch.cuh). Bytes: over the link once; floor: that
+ * over the link's rate, and a journey of some 2 us. */
+int cuda_copy_mapped(const struct cuda_mapped_copy *copies, uint32_t count, struct CUstream_st *stream);
+
 /* ---- Attention (attention.cu, prefill.cu) ---- */
 
 /* out [n][q_heads][head_dim] (f32 or bf16) of queries q (f32, row t at t * q_stride). Query t belongs to

@@ -6,6 +6,7 @@
 #include "compute/cuda/launch.cuh"
 
 enum { WRITE_THREADS = 256, MOVE_THREADS = 512, MOVE_BLOCKS = 8, MOVE_BLOCKS_MAX = 64, UNROLL = 4 };
+enum { MAPPED_THREADS = 256, MAPPED_BLOCKS_MAX = 64, MAPPED_BYTES_MAX = 1 << 30 };
 enum { COPY_BATCH = 4 }; /* of a warp, 64 of a block: a sequence's 24,576 copies are 384 blocks */
 
 /* A thread takes 8 elements of K or V. */
@@ -261,5 +262,74 @@ int cuda_copy_pieces(const struct cuda_copies *c, struct CUstream_st *stream)
         return 0;
     unsigned blocks = ceil_div(c->count, COPY_BATCH * (MOVE_THREADS / 32)), most = 8192;
     copy_kernel<<<blocks < most ? blocks : most, MOVE_THREADS, 0, stream>>>(*c);
+    return launch_status();
+}
+
+__device__ __forceinline__ uint32_t load_volatile(const uint32_t *p)
+{
+    uint32_t v;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+
+struct mapped_copies {
+    struct cuda_mapped_copy copy[CUDA_MAPPED_COPIES];
+    bool wide[CUDA_MAPPED_COPIES]; /* on 16 bytes */
+};
+
+template <class UNIT> __device__ __forceinline__ void copy_units(const struct cuda_mapped_copy &c)
+{
+    uint32_t of_row = (uint32_t)(c.bytes / sizeof(UNIT)), units = of_row * c.rows;
+    uint32_t threads = gridDim.x * MAPPED_THREADS;
+    for (uint32_t i = blockIdx.x * MAPPED_THREADS + threadIdx.x; i < units; i += UNROLL * threads) {
+        UNIT v[UNROLL];
+        uint64_t at[UNROLL];
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++) {
+            uint32_t unit = i + u * threads, row = unit / of_row;
+            at[u] = row * c.stride + (unit - row * of_row) * (uint32_t)sizeof(UNIT);
+            if (unit < units)
+                v[u] = load_volatile((const UNIT *)((const uint8_t *)c.from + at[u]));
+        }
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++)
+            if (i + u * threads < units)
+                *(UNIT *)((uint8_t *)c.to + at[u]) = v[u];
+    }
+}
+
+/* Both units in one kernel: a step's first copy has then loaded the code of all. */
+__global__ void __launch_bounds__(MAPPED_THREADS)
+    copy_mapped_kernel(const __grid_constant__ struct mapped_copies all)
+{
+    if (all.wide[blockIdx.y])
+        copy_units<uint4>(all.copy[blockIdx.y]);
+    else
+        copy_units<uint32_t>(all.copy[blockIdx.y]);
+    __threadfence_system(); /* a launch that begins early reads it when this has ended, flushed or not */
+}
+
+int cuda_copy_mapped(const struct cuda_mapped_copy *copies, uint32_t count, struct CUstream_st *stream)
+{
+    struct mapped_copies all = {};
+    uint64_t most = 0;
+    if (count > CUDA_MAPPED_COPIES)
+        return -EINVAL;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct cuda_mapped_copy &c = copies[i];
+        uint64_t stride = c.rows > 1 ? c.stride : 0, numbers = c.bytes | stride;
+        if (!is_aligned(c.to, 4) || !is_aligned(c.from, 4) || numbers % 4 ||
+            (c.rows > 1 && stride < c.bytes) || c.bytes > MAPPED_BYTES_MAX ||
+            c.bytes * c.rows > MAPPED_BYTES_MAX)
+            return -EINVAL;
+        all.copy[i] = c;
+        all.wide[i] = is_aligned(c.to, 16) && is_aligned(c.from, 16) && numbers % 16 == 0;
+        uint64_t units = c.bytes * c.rows / (all.wide[i] ? 16 : 4);
+        most = units > most ? units : most;
+    }
+    if (most == 0)
+        return 0;
+    unsigned blocks = ceil_div(most, MAPPED_THREADS), limit = MAPPED_BLOCKS_MAX;
+    copy_mapped_kernel<<<dim3(blocks < limit ? blocks : limit, count), MAPPED_THREADS, 0, stream>>>(all);
     return launch_status();
 }

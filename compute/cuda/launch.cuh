@@ -3,9 +3,9 @@
  * Such a kernel calls launch_next() at its start, so that the one after it may begin, and launch_wait()
  * before it reads anything that an earlier launch wrote, and before it writes anything at all. What may be
  * read before launch_wait(): what no launch writes (weights), and what a copy or a host wrote before
- * (tables): a launch after a copy begins only when the copy has ended. All threads of a kernel launched so
- * must come to launch_wait(), as the launches after it rely on it. Before Hopper both are nothing and
- * launches follow each other. */
+ * (tables): a launch after a copy, by an engine or by cuda_copy_mapped, begins only when it has ended. All
+ * threads of a kernel launched so must come to launch_wait(), as the launches after it rely on it. Before
+ * Hopper both are nothing and launches follow each other. */
 #ifndef COMPUTE_CUDA_LAUNCH_CUH
 #define COMPUTE_CUDA_LAUNCH_CUH
 

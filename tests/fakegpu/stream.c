@@ -390,6 +390,24 @@ int fakegpu_copy(void *to, const void *from, size_t bytes, struct CUstream_st *s
     return FAKEGPU_LAUNCH(stream, run_copy, &a, NULL);
 }
 
+int fakegpu_copy_mapped(const struct cuda_mapped_copy *copies, uint32_t count, struct CUstream_st *stream)
+{
+    int r = count <= CUDA_MAPPED_COPIES ? 0 : -EINVAL;
+    for (uint32_t i = 0; i < count && r == 0; i++) {
+        const struct cuda_mapped_copy *c = &copies[i];
+        uint64_t stride = c->rows > 1 ? c->stride : 0;
+        if (!fakegpu_aligned(c->to, 4) || !fakegpu_aligned(c->from, 4) || (c->bytes | stride) % 4 ||
+            (c->rows > 1 && stride < c->bytes))
+            return -EINVAL;
+        for (uint32_t row = 0; row < c->rows && c->bytes && r == 0; row++) {
+            struct copy_argument a = {(uint8_t *)c->to + row * stride,
+                                      (const uint8_t *)c->from + row * stride, c->bytes, 0};
+            r = FAKEGPU_LAUNCH(stream, run_copy, &a, a.to, a.from);
+        }
+    }
+    return r;
+}
+
 int fakegpu_copy_rows(void *to, const void *from, size_t bytes, size_t stride, size_t rows,
                       struct CUstream_st *stream)
 {
@@ -586,6 +604,17 @@ int fakegpu_graph_launch(struct gpu_graph *graph, const uint32_t *values, struct
             memcpy(op.argument + offsetof(struct flag_argument, value), &values[flag++], sizeof *values);
         add_item(stream, &op);
     }
+    return 0;
+}
+
+/* A launch gives all of them again. */
+int fakegpu_graph_set(struct gpu_graph *graph, const uint32_t *values)
+{
+    uint32_t flag = 0;
+    for (size_t i = 0; i < graph->count; i++)
+        if (graph->ops[i].is_flag)
+            memcpy(graph->ops[i].argument + offsetof(struct flag_argument, value), &values[flag++],
+                   sizeof *values);
     return 0;
 }
 

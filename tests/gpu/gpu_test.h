@@ -19,7 +19,8 @@ struct gpu_test {
     void (*run)(void);
 };
 
-extern const struct gpu_test tests_rows[], tests_attention[], tests_select[]; /* end: name NULL */
+/* Each ends with an entry without a name. */
+extern const struct gpu_test tests_rows[], tests_moves[], tests_attention[], tests_select[];
 
 extern bool gpu_small;              /* sizes for a memory checker */
 extern struct compute *gpu_compute; /* the reference */

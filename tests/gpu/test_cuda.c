@@ -196,7 +196,7 @@ static bool is_wanted(const char *name, int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-    const struct gpu_test *tables[] = {tests_rows, tests_attention, tests_select};
+    const struct gpu_test *tables[] = {tests_rows, tests_moves, tests_attention, tests_select};
     int devices = 0, run = 0, failed = 0, skipped = 0;
     if (argc == 2 && strcmp(argv[1], "--list") == 0) {
         for (int t = 0; t < COUNT_OF(tables); t++)

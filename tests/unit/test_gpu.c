@@ -255,6 +255,10 @@ static void test_graph(void **state)
     download(&rig, out, x, sizeof out);
     assert_true(out[3] == 4);
     assert_int_equal(flags[1], 103);
+    assert_int_equal(api->graph_set(graph, (uint32_t[]){9, 109}), 0); /* ahead; others are given after all */
+    assert_int_equal(api->graph_launch(graph, (uint32_t[]){3, 105}, rig.stream), 0);
+    assert_int_equal(api->stream_sync(rig.stream), 0);
+    assert_int_equal(flags[1], 105);
     api->graph_free(&graph);
     rig_close(&rig);
 }
