@@ -76,21 +76,21 @@ void *card_take(struct card *c, uint64_t bytes, uint64_t *kind, int *rc, struct 
     return at;
 }
 
-static void *take_mapped(struct card *c, uint64_t bytes, uint32_t **ret_device, int *rc, struct err *err)
+static void *take_mapped(struct card *c, uint64_t bytes, void **ret_device, int *rc, struct err *err)
 {
-    void *at = NULL, *device = NULL;
+    void *at = NULL;
+    *ret_device = NULL;
     CHECK(c->pinned_count < (int)(sizeof c->pinned / sizeof *c->pinned));
     if (*rc == 0)
-        *rc = c->api->alloc_host(c->gpu, bytes, &at, &device, err);
+        *rc = c->api->alloc_host(c->gpu, bytes, &at, ret_device, err);
     if (*rc == 0)
         c->pinned[c->pinned_count++] = at;
-    *ret_device = device;
     return at;
 }
 
 static void *take_pinned(struct card *c, uint64_t bytes, int *rc, struct err *err)
 {
-    uint32_t *device;
+    void *device;
     return take_mapped(c, bytes, &device, rc, err);
 }
 
@@ -111,6 +111,12 @@ static int check_room(struct card *c, struct err *err)
                    need->keys >> 20, need->workspace >> 20, room >> 20);
 }
 
+void card_copy(struct card *c, void *to, const void *from, uint64_t bytes, struct CUstream_st *stream)
+{
+    const struct cuda_mapped_copy copy = {.to = to, .from = from, .bytes = bytes, .rows = 1};
+    card_must(c, c->api->copy_mapped(&copy, 1, stream), "copy");
+}
+
 /* Masses, and counts of changes behind them. */
 uint64_t card_results_bytes(const struct card *c)
 {
@@ -125,6 +131,7 @@ static int take_memory(struct card *c, const struct head *head, struct err *err)
     struct card_bytes *b = &c->bytes;
     uint64_t q_row = (uint64_t)h->q_heads * h->head_dim, k_row = (uint64_t)h->kv_heads * h->head_dim;
     uint64_t lists = (uint64_t)LIMIT_SEQUENCES * h->kv_heads;
+    void *changes_device, *landed_device;
     int rc = check_room(c, err);
     c->table = card_take(c, 2 * (uint64_t)h->vocab * h->hidden, &b->weights, &rc, err);
     c->row_scale = card_take(c, 4 * (uint64_t)h->vocab, &b->weights, &rc, err);
@@ -165,15 +172,17 @@ static int take_memory(struct card *c, const struct head *head, struct err *err)
     c->tokens = card_take(c, sizeof *c->tokens, &b->workspace, &rc, err);
     c->queries = card_take(c, sizeof *c->queries, &b->workspace, &rc, err);
     c->ranges = card_take(c, sizeof *c->ranges, &b->workspace, &rc, err);
-    c->host_ranges = take_pinned(c, sizeof *c->ranges, &rc, err);
+    c->host_ranges = take_mapped(c, sizeof *c->ranges, &c->host_ranges_device, &rc, err);
     c->host_tokens = take_pinned(c, sizeof *c->tokens, &rc, err);
-    c->host_queries = take_pinned(c, sizeof *c->queries, &rc, err);
+    c->host_queries = take_mapped(c, sizeof *c->queries, &c->host_queries_device, &rc, err);
     c->host_weights = take_pinned(c, c->sizes.pooled, &rc, err);
-    c->host_changes = take_mapped(c, c->sizes.changes, &c->host_changes_device, &rc, err);
+    c->host_changes = take_mapped(c, c->sizes.changes, &changes_device, &rc, err);
     c->host_sets = take_pinned(c, c->sizes.sets / c->sequences, &rc, err);
     for (int i = 0; i < 2; i++)
-        c->host_masses[i] = take_pinned(c, card_results_bytes(c), &rc, err);
-    c->landed = take_mapped(c, LANDED_BYTES, &c->landed_device, &rc, err);
+        c->host_masses[i] = take_mapped(c, card_results_bytes(c), &c->host_masses_device[i], &rc, err);
+    c->landed = take_mapped(c, LANDED_BYTES, &landed_device, &rc, err);
+    c->host_changes_device = changes_device;
+    c->landed_device = landed_device;
     if (rc == 0)
         atomic_store(c->landed, 0);
     return rc;

@@ -133,13 +133,15 @@ struct card {
     struct card_queries *queries;
     struct card_ranges *ranges;
 
-    /* pinned */
+    /* pinned; with an address of its own for kernels where a decode step copies it (cuda_copy_mapped) */
     struct card_tokens *host_tokens;
     struct card_queries *host_queries;
     struct card_ranges *host_ranges;
+    void *host_queries_device, *host_ranges_device;
     uint32_t *host_changes, *host_changes_device;
     uint32_t *host_sets;   /* of one sequence: [lists][2][words] */
     float *host_masses[2]; /* and counts, as on the card; with two flights one each */
+    void *host_masses_device[2];
     _Atomic uint32_t *landed;
     uint32_t *landed_device; /* ticket of the last results that are on the host */
     float *host_weights;     /* as `weights`, for lists by mass */
@@ -163,6 +165,9 @@ struct card {
 
 /* Ends the process when `rc` is an error. */
 void card_must(struct card *card, int rc, const char *what);
+
+/* Queues a copy between device and mapped memory, past the copy engines (cuda_copy_mapped). */
+void card_copy(struct card *card, void *to, const void *from, uint64_t bytes, struct CUstream_st *stream);
 
 /* Device memory of a kind (of card->bytes); the first failure stays in *rc. */
 void *card_take(struct card *card, uint64_t bytes, uint64_t *kind, int *rc, struct err *err);

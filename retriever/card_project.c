@@ -167,7 +167,7 @@ static void make_queries(struct card *c)
                             .n = c->query_count};
     if (!c->query_count)
         return;
-    card_must(c, c->api->copy(c->queries, c->host_queries, sizeof *c->queries, c->stream), "copy");
+    card_copy(c, c->queries, c->host_queries_device, sizeof *c->queries, c->stream);
     make_angles(c, &b);
     card_features_run(c, &(struct card_features_tokens){c->queries->feature, c->host_queries->position,
                                                         c->host_queries->place, c->query_count});

@@ -345,8 +345,7 @@ static void queue_results(struct card *c, const struct flight *f, bool second, b
     join_lanes(c, c->out);
     if (f->positions)
         card_must(c, c->api->sets_changes(&changes, c->out), "changes");
-    card_must(c, c->api->copy(c->host_masses[second], c->masses[second], card_results_bytes(c), c->out),
-              "copy");
+    card_copy(c, c->host_masses_device[second], c->masses[second], card_results_bytes(c), c->out);
     card_must(c, c->api->flag_write(c->landed_device, ++c->ticket, c->out), "flag");
 }
 
@@ -389,7 +388,7 @@ static void land(struct card *c, const struct rank_item *items, const struct fli
 
 static void queue_ranges(struct card *c)
 {
-    card_must(c, c->api->copy(c->ranges, c->host_ranges, sizeof *c->ranges, c->stream), "copy");
+    card_copy(c, c->ranges, c->host_ranges_device, sizeof *c->ranges, c->stream);
 }
 
 /* ---- steps of one or two flights: the card goes on while the host hands on ---- */
