@@ -23,7 +23,7 @@ struct inputs_gpu {
     uint64_t early_max, rows_max; /* bytes of the blocks */
     uint8_t *host;                /* early, rows [phase], ids, flags [phase], arrival */
     uint8_t *host_device;         /* the same for kernels and flags */
-    uint8_t *copy;                /* device: early, rows (of the phase copied last), ids */
+    uint8_t *copy;                /* device: early, rows (of the phase copied last) */
     uint64_t copy_bytes;
 
     struct cuda_penalty_entry *penalties, *penalties_device; /* pinned; kernels read them there */
@@ -113,7 +113,7 @@ int inputs_gpu_create(struct gpu_device *device, const struct pass_gpu_options *
     in->occurrences = mem_alloc(vocab, sizeof *in->occurrences);
     in->early_max = round_up(early_of(in->tokens_max, in->entries_max).bytes, LINE);
     in->rows_max = round_up(rows_bytes(in->tokens_max, in->entries_max), LINE);
-    in->copy_bytes = go_at(in, 0);
+    in->copy_bytes = ids_at(in);
     void *host = NULL, *mapped = NULL, *copy = NULL;
     int r = in->api->alloc_host(device->gpu, go_at(in, INPUTS_GPU_PHASES + 1), &host, &mapped, err);
     in->host = host;
@@ -302,19 +302,17 @@ void inputs_gpu_void(struct inputs_gpu *in)
 
 int inputs_gpu_queue(struct inputs_gpu *in)
 {
-    return in->api->copy(in->copy, in->host, in->at.bytes, in->device->stream);
+    const struct cuda_mapped_copy all = {
+        .to = in->copy, .from = in->host_device, .bytes = in->at.bytes, .rows = 1};
+    return in->api->copy_mapped(&all, 1, in->device->stream);
 }
 
-int inputs_gpu_queue_rows(struct inputs_gpu *in, enum places_phase phase, struct CUstream_st *stream)
+struct cuda_mapped_copy inputs_gpu_rows_copy(const struct inputs_gpu *in, enum places_phase phase)
 {
-    return in->api->copy(in->copy + rows_at(in, 0), in->host + rows_at(in, phase),
-                         rows_bytes(in->tokens, in->entries), stream);
-}
-
-int inputs_gpu_queue_ids(struct inputs_gpu *in)
-{
-    return in->api->copy(in->host + ids_at(in), in->copy + ids_at(in), in->rows * sizeof(int32_t),
-                         in->device->stream);
+    return (struct cuda_mapped_copy){.to = in->copy + rows_at(in, 0),
+                                     .from = in->host_device + rows_at(in, phase),
+                                     .bytes = rows_bytes(in->tokens, in->entries),
+                                     .rows = 1};
 }
 
 const uint32_t *inputs_gpu_features(const struct inputs_gpu *in)
@@ -345,7 +343,7 @@ void inputs_gpu_sampling(const struct inputs_gpu *in, struct pass_gpu_sampling *
                                       .penalties = in->penalized ? in->penalties_device : NULL,
                                       .penalty_begin = (const uint32_t *)(in->copy + in->at.penalty_begin),
                                       .penalty_params = (const float *)(in->copy + in->at.penalty_params),
-                                      .ret_ids = (int32_t *)(in->copy + ids_at(in))};
+                                      .ret_ids = (int32_t *)(in->host_device + ids_at(in))};
 }
 
 int32_t inputs_gpu_chosen(const struct inputs_gpu *in, uint32_t part)

@@ -37,10 +37,9 @@ uint64_t inputs_gpu_generation(const struct inputs_gpu *in); /* changes when add
 void inputs_gpu_rows(struct inputs_gpu *in, enum places_phase phase, const struct places *places);
 void inputs_gpu_void(struct inputs_gpu *in);
 
-/* Queues the copies; of rows on the stream that waits for the tables. */
+/* Queues the copies; that of rows is given, for the stream that waits for the tables. */
 int inputs_gpu_queue(struct inputs_gpu *in);
-int inputs_gpu_queue_rows(struct inputs_gpu *in, enum places_phase phase, struct CUstream_st *stream);
-int inputs_gpu_queue_ids(struct inputs_gpu *in); /* the chosen ones, back */
+struct cuda_mapped_copy inputs_gpu_rows_copy(const struct inputs_gpu *in, enum places_phase phase);
 
 /* Device address of each token's row in the feature segment, EXPORT_NONE for tokens without; NULL: no token
  * of this step has one. */

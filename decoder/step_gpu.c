@@ -15,27 +15,18 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/trace.h"
+#include "decoder/graphs_gpu.h"
 #include "decoder/inputs_gpu.h"
+#include "decoder/joined_runs.h"
 #include "decoder/tables_gpu.h"
 #include "link/flag.h"
 
-/* Flags of a graph: waits for runs, once more where the lists of another group are joined inside one, for two
- * phases' tables, and the arrival at the late one. */
-enum { ROWS_STEP = 8, FLAGS_MAX = LIMIT_RUNS + LIMIT_GROUPS + 3, NO_RUN = UINT32_MAX };
+/* Flags of a graph: waits for runs, once more where lists of another group or the places of further layers
+ * are joined inside one, for two phases' tables, and the arrival at the late one. */
+enum { ROWS_STEP = 8, FLAGS_MAX = LIMIT_RUNS + LIMIT_GROUPS + 5, NO_RUN = UINT32_MAX };
 #define EAGER_NS (10 * CLOCK_MS) /* for so long the end of a step is looked for without a pause */
 #define PAUSE_NS (50 * INT64_C(1000))
 #define BREAK_S  10 /* for the stream to end once all its waits were released */
-
-/* What a graph's launches depend on. No padding: compared as bytes. */
-struct shape {
-    uint32_t entries, parity, rows, resident, early_layers, penalized, exported;
-};
-
-struct cached {
-    struct shape shape;
-    struct gpu_graph *graph; /* NULL: free */
-    uint64_t used;
-};
 
 enum profile { PROFILE_NONE, PROFILE_RUNS, PROFILE_ENDED };
 
@@ -54,13 +45,14 @@ struct step_gpu {
     struct inputs_gpu *inputs;
     struct tables_gpu *tables;
     const struct export *export; /* NULL: nobody reads hidden states */
-    struct cached graphs[STEP_GPU_GRAPHS];
-    uint64_t graphs_generation, clock;
+    struct graphs_gpu *graphs;
+    uint64_t graphs_generation;
     struct consumed consumed[LIMIT_RUNS];
     bool has_sparse;   /* a sparse step was queued */
     uint64_t since;    /* decode steps since the last prompt: which are measured follows */
     uint32_t direct;   /* so many sparse steps get no graph */
     uint32_t foreseen; /* version of the resident set that graphs were looked for */
+    struct joined_runs joined;
     struct step_gpu_figures figures;
     enum profile profile; /* of the step that events measure, or measured and nobody has read */
     int profile_prompt;
@@ -71,7 +63,7 @@ struct step_gpu {
     uint32_t early_layers, run;
     struct CUstream_st *beside;    /* copies what later layers need */
     struct tables_gpu_lists lists; /* copied last */
-    int has_places[2];             /* of the step's layers: in pages, in slots */
+    uint32_t placed[2];            /* layers below it have their places: of those in pages, in slots */
     int capturing;
     uint8_t all[INPUTS_GPU_PHASES]
                [LIMIT_SEQUENCES]; /* entries that attend all positions in resident layers */
@@ -84,6 +76,8 @@ int step_gpu_create(const struct kv_layout *layout, struct control_header *contr
     struct step_gpu *g = mem_alloc(1, sizeof *g);
     g->device = pass_gpu_device(pass);
     g->api = g->device->api;
+    g->graphs = graphs_gpu_create(g->api);
+    joined_runs_init(&g->joined);
     g->pass = pass;
     g->layout = *layout;
     g->control = control;
@@ -106,16 +100,9 @@ int step_gpu_create(const struct kv_layout *layout, struct control_header *contr
     return 0;
 }
 
-static void drop_graphs(struct step_gpu *g)
-{
-    for (uint32_t i = 0; i < STEP_GPU_GRAPHS; i++)
-        if (g->graphs[i].graph)
-            g->api->graph_free(&g->graphs[i].graph);
-}
-
 void step_gpu_export(struct step_gpu *g, const struct export *export)
 {
-    drop_graphs(g);
+    graphs_gpu_drop(g->graphs);
     g->export = export;
 }
 
@@ -127,7 +114,7 @@ void step_gpu_free(struct step_gpu **step)
     g->api->stream_sync(g->device->stream);
     if (g->beside) /* a step that failed may have left copies that nothing followed */
         g->api->stream_sync(g->beside);
-    drop_graphs(g);
+    graphs_gpu_free(&g->graphs);
     inputs_gpu_free(&g->inputs);
     tables_gpu_free(&g->tables);
     if (g->beside)
@@ -175,15 +162,29 @@ static int are_same(const struct tables_gpu_lists *a, const struct tables_gpu_li
     return a->phase == b->phase && a->group == b->group && a->slotted == b->slotted;
 }
 
-/* Copies, on `stream`, what the layer reads and those before did not. */
-static int copy_for_layer(struct step_gpu *g, uint32_t layer, struct CUstream_st *stream)
+/* Copies of what the layer reads and those before it did not: of lists, and of places of layers below `end`.
+ * Returns how many. */
+static uint32_t copies_for_layer(struct step_gpu *g, uint32_t layer, uint32_t end,
+                                 struct cuda_mapped_copy *ret_copies)
 {
-    int r = 0;
-    g->lists = lists_of(g, layer);
-    if (!g->has_places[g->lists.slotted])
-        r = tables_gpu_copy_places(g->tables, &g->use, g->lists.slotted, stream);
-    g->has_places[g->lists.slotted] = 1;
-    return r < 0 ? r : tables_gpu_copy_lists(g->tables, &g->use, &g->lists, stream);
+    struct tables_gpu_lists lists = lists_of(g, layer);
+    uint32_t count = 0, *placed = &g->placed[lists.slotted];
+    if (!are_same(&lists, &g->lists))
+        ret_copies[count++] = tables_gpu_lists(g->tables, &g->use, &lists);
+    if (lists.slotted && *placed == g->use.resident)
+        ret_copies[count++] = tables_gpu_writes(g->tables, &g->use);
+    if (layer >= *placed) {
+        ret_copies[count++] = tables_gpu_places(g->tables, &g->use, lists.slotted, *placed, end);
+        *placed = end;
+    }
+    g->lists = lists;
+    return count;
+}
+
+/* Of the layer and those after it that lie as it does. */
+static uint32_t alike_end(const struct step_gpu *g, uint32_t layer)
+{
+    return is_slotted(g, layer) ? g->layout.layers : g->use.resident;
 }
 
 /* Whether a layer of the phase that begins with `layer` reads lists that this one does not. */
@@ -195,7 +196,8 @@ static int others_follow(const struct step_gpu *g, uint32_t layer)
     return !are_same(&first, &last); /* groups and residency change in one direction only */
 }
 
-/* Waits for a phase's tables and copies what its first layer reads. */
+/* Waits for a phase's tables and copies what its first layer reads: by one kernel, as the layer waits for it,
+ * and for layer 0 of a graph no places of the layers after, which are copied beside it. */
 static int open_phase(struct step_gpu *g, uint32_t layer, struct CUstream_st *stream, struct err *err)
 {
     enum places_phase phase = lists_of(g, layer).phase;
@@ -203,11 +205,15 @@ static int open_phase(struct step_gpu *g, uint32_t layer, struct CUstream_st *st
                          : read_tables(g, phase, NULL, err);
     if (r < 0)
         return g->capturing ? gpu_device_error(g->device, r, "a wait", err) : r;
-    r = inputs_gpu_queue_rows(g->inputs, phase, stream);
-    if (r == 0 && g->record->kind == STEP_SPARSE)
-        r = tables_gpu_copy_counts(g->tables, &g->use, phase, stream);
-    if (r == 0 && g->record->kind == STEP_SPARSE)
-        r = copy_for_layer(g, layer, stream);
+    struct cuda_mapped_copy copies[CUDA_MAPPED_COPIES];
+    uint32_t count = 0;
+    copies[count++] = inputs_gpu_rows_copy(g->inputs, phase);
+    if (g->record->kind == STEP_SPARSE) {
+        copies[count++] = tables_gpu_counts(g->tables, &g->use, phase);
+        count +=
+            copies_for_layer(g, layer, g->capturing && layer == 0 ? 1 : alike_end(g, layer), copies + count);
+    }
+    r = g->api->copy_mapped(copies, count, stream);
     for (uint32_t e = 0; r == 0 && g->record->kind == STEP_DENSE && e < g->record->entries; e++)
         r = tables_gpu_copy_pages(g->tables, g->record->step, g->record->entry[e].sequence);
     return r < 0 ? gpu_device_error(g->device, r, "copying tables", err) : 0;
@@ -243,14 +249,40 @@ static int enter_phase(struct step_gpu *g, uint32_t layer, struct err *err)
 /* What the layer reads beyond those before is copied beside them; the stream waits for it here. */
 static int join_copies(struct step_gpu *g, uint32_t layer, struct err *err)
 {
-    struct tables_gpu_lists lists = lists_of(g, layer);
-    if (g->record->kind != STEP_SPARSE || are_same(&lists, &g->lists))
+    struct cuda_mapped_copy copies[CUDA_MAPPED_COPIES];
+    uint32_t count = 0;
+    if (g->record->kind == STEP_SPARSE)
+        count = copies_for_layer(g, layer, alike_end(g, layer), copies);
+    if (count == 0)
         return 0;
-    int r = copy_for_layer(g, layer, g->beside);
+    int r = 0;
+    for (uint32_t i = 0; i < count && r == 0; i++)
+        r = tables_gpu_copy(g->tables, &copies[i], g->beside);
     if (r == 0)
         r = g->api->stream_follow(g->device->gpu, g->device->stream, g->beside);
     g->run = NO_RUN; /* the wait for the run's flag takes in both: what follows it may begin early */
     return r < 0 ? gpu_device_error(g->device, r, "copying tables", err) : 0;
+}
+
+static int joins_runs(const struct step_gpu *g)
+{
+    return g->joined.joined && g->early_layers == 0 && g->use.resident > 0 &&
+           g->use.resident < g->layout.layers;
+}
+
+/* Whose flag the layer waits for. Runs are raised in ascending order: where no row is loaded the last one's
+ * flag speaks for all. (Under `mixed` the late runs come later.) */
+static uint32_t run_for(const struct step_gpu *g, uint32_t layer)
+{
+    uint32_t run = layout_run_of(&g->layout, layer), last = g->runs - 1;
+    if (g->record->kind != STEP_SPARSE)
+        return run;
+    if (g->use.resident == g->layout.layers && g->early_layers == 0)
+        return last;
+    if (!g->capturing || !joins_runs(g))
+        return run;
+    uint32_t first = layout_run_of(&g->layout, g->use.resident); /* that has offloaded layers */
+    return is_slotted(g, layer) ? last : run < first ? first - 1 : run;
 }
 
 static int begin_layer(void *arg, uint32_t layer, struct pass_gpu_kv *kv, struct err *err)
@@ -264,11 +296,7 @@ static int begin_layer(void *arg, uint32_t layer, struct pass_gpu_kv *kv, struct
     if (r < 0)
         return r;
     int sparse = g->record->kind == STEP_SPARSE;
-    uint32_t run = layout_run_of(&g->layout, layer);
-    /* Runs are raised in ascending order: where no row is loaded the last one's flag speaks for all, and
-     * each wait costs the graph microseconds. (Under `mixed` the late runs come later.) */
-    if (sparse && g->use.resident == g->layout.layers && g->early_layers == 0)
-        run = g->runs - 1;
+    uint32_t run = run_for(g, layer);
     if (run != g->run) {
         g->run = run;
         r = g->api->flag_wait(tables_gpu_flag(g->tables, FLAG_ROWS_READY + run), g->record->step,
@@ -333,7 +361,9 @@ static int queue_step(struct step_gpu *g, struct err *err)
     inputs_gpu_sampling(g->inputs, &sampling);
     batch.row_count = g->sequences_max;
     g->run = NO_RUN;
-    g->has_places[0] = g->has_places[1] = 0;
+    g->placed[0] = 0;
+    g->placed[1] = g->use.resident;
+    g->lists.group = LIMIT_GROUPS; /* none */
     int r = inputs_gpu_queue(g->inputs);
     if (r < 0)
         return gpu_device_error(g->device, r, "copying inputs", err);
@@ -344,11 +374,7 @@ static int queue_step(struct step_gpu *g, struct err *err)
     r = pass_gpu_queue(g->pass, &batch, &source, err);
     if (r < 0 || batch.logits == 0)
         return r;
-    r = pass_gpu_sample(g->pass, batch.logits, &sampling, err);
-    if (r < 0)
-        return r;
-    r = inputs_gpu_queue_ids(g->inputs);
-    return r < 0 ? gpu_device_error(g->device, r, "copying ids", err) : 0;
+    return pass_gpu_sample(g->pass, batch.logits, &sampling, err); /* the ids go to the host by themselves */
 }
 
 static int capture(struct step_gpu *g, struct gpu_graph **ret_graph, struct err *err)
@@ -372,41 +398,32 @@ static int capture(struct step_gpu *g, struct gpu_graph **ret_graph, struct err 
 }
 
 /* The graph of this step's shape: kept, or made in place of the one used longest ago. */
-static int find_graph(struct step_gpu *g, const struct shape *shape, struct gpu_graph **ret_graph,
+static int find_graph(struct step_gpu *g, const struct graphs_gpu_shape *shape, struct gpu_graph **ret_graph,
                       struct err *err)
 {
-    struct cached *oldest = &g->graphs[0];
     if (g->graphs_generation != inputs_gpu_generation(g->inputs)) {
-        drop_graphs(g);
+        graphs_gpu_drop(g->graphs);
         g->graphs_generation = inputs_gpu_generation(g->inputs);
     }
-    for (uint32_t i = 0; i < STEP_GPU_GRAPHS; i++) {
-        struct cached *c = &g->graphs[i];
-        if (c->graph && !memcmp(&c->shape, shape, sizeof *shape)) {
-            c->used = ++g->clock;
-            *ret_graph = c->graph;
-            return 0;
-        }
-        if (!c->graph || (oldest->graph && c->used < oldest->used))
-            oldest = c;
-    }
-    if (oldest->graph)
-        g->api->graph_free(&oldest->graph);
-    *oldest = (struct cached){.shape = *shape, .used = ++g->clock};
-    int r = capture(g, &oldest->graph, err);
-    *ret_graph = oldest->graph;
+    *ret_graph = graphs_gpu_find(g->graphs, shape);
+    if (*ret_graph)
+        return 0;
+    int r = capture(g, ret_graph, err);
+    if (r == 0)
+        graphs_gpu_keep(g->graphs, shape, *ret_graph);
     return r;
 }
 
-static struct shape shape_of(const struct step_gpu *g)
+static struct graphs_gpu_shape shape_of(const struct step_gpu *g)
 {
-    return (struct shape){.entries = g->record->entries,
-                          .parity = g->use.step & 1,
-                          .rows = g->use.rows,
-                          .resident = g->use.resident,
-                          .early_layers = g->early_layers,
-                          .penalized = inputs_gpu_penalizes(g->inputs) != 0,
-                          .exported = inputs_gpu_features(g->inputs) != NULL};
+    return (struct graphs_gpu_shape){.entries = g->record->entries,
+                                     .parity = g->use.step & 1,
+                                     .rows = g->use.rows,
+                                     .resident = g->use.resident,
+                                     .early_layers = g->early_layers,
+                                     .penalized = inputs_gpu_penalizes(g->inputs) != 0,
+                                     .exported = inputs_gpu_features(g->inputs) != NULL,
+                                     .joined_runs = joins_runs(g) != 0};
 }
 
 /* While a step is computed: makes the graphs for the resident set that the store has proposed meanwhile,
@@ -427,29 +444,55 @@ static int foresee(struct step_gpu *g, struct err *err)
     for (uint32_t ahead = 1; ahead <= 2 && r == 0; ahead++) {
         struct gpu_graph *graph;
         g->use = (struct tables_gpu_use){now.step + ahead, now.rows, resident};
-        struct shape shape = shape_of(g);
+        struct graphs_gpu_shape shape = shape_of(g);
         r = find_graph(g, &shape, &graph, err);
     }
     g->use = now;
     return r;
 }
 
+static int set_flags(struct step_gpu *g, struct gpu_graph *graph, uint32_t step, uint32_t *ret_values)
+{
+    CHECK(g->api->graph_flags(graph) <= FLAGS_MAX);
+    for (uint32_t i = 0; i < FLAGS_MAX; i++)
+        ret_values[i] = step;
+    return g->api->graph_set(graph, ret_values);
+}
+
+/* While a step is computed: the next one has the same shape, mostly, but for the parity. */
+static int set_ahead(struct step_gpu *g, struct err *err)
+{
+    struct graphs_gpu_shape shape = shape_of(g);
+    uint32_t values[FLAGS_MAX];
+    shape.parity ^= 1;
+    struct gpu_graph *graph = g->figures.launched ? graphs_gpu_find(g->graphs, &shape) : NULL;
+    int r = graph ? set_flags(g, graph, g->record->step + 1, values) : 0;
+    return r < 0 ? gpu_device_error(g->device, r, "a step's flags", err) : 0;
+}
+
+static void look_at_rows(struct step_gpu *g)
+{
+    const struct control_flag *flag = control_flag_at(g->control, FLAG_ROWS_READY + g->runs - 1);
+    if ((int32_t)(atomic_load_explicit(&flag->value, memory_order_acquire) - g->record->step) >= 0)
+        joined_runs_ready(&g->joined, clock_now_ns());
+}
+
 /* 1: it was to no purpose, and the step must be queued in another way. */
 static int launch_graph(struct step_gpu *g, struct err *err)
 {
-    struct shape shape = shape_of(g);
+    struct graphs_gpu_shape shape = shape_of(g);
     struct gpu_graph *graph;
     uint32_t values[FLAGS_MAX];
     int r = find_graph(g, &shape, &graph, err);
     if (r < 0)
         return r;
-    CHECK(g->api->graph_flags(graph) <= FLAGS_MAX);
-    for (uint32_t i = 0; i < FLAGS_MAX; i++)
-        values[i] = g->record->step;
-    r = g->api->graph_launch(graph, values, g->device->stream);
+    r = set_flags(g, graph, g->record->step, values);
+    if (r == 0)
+        r = g->api->graph_launch(graph, values, g->device->stream);
     if (r < 0)
         return gpu_device_error(g->device, r, "launching a step", err);
     trace(TRACE_LAUNCHED, g->record->step);
+    joined_runs_launched(&g->joined, clock_now_ns());
     g->figures.launched++;
     int again = 0;
     for (enum places_phase phase = g->early_layers ? PLACES_EARLY : PLACES_LATE; phase <= PLACES_LATE;
@@ -463,6 +506,7 @@ static int launch_graph(struct step_gpu *g, struct err *err)
             inputs_gpu_void(g->inputs);
         inputs_gpu_let_go(g->inputs, phase, g->record->step);
     }
+    look_at_rows(g);
     return again;
 }
 
@@ -476,6 +520,7 @@ static int wait_end(struct step_gpu *g, int64_t deadline_ns, struct err *err)
         int done = g->api->stream_done(g->device->stream);
         if (done < 0)
             return gpu_device_error(g->device, done, "a step", err);
+        look_at_rows(g);
         int r = foresee(g, err);
         if (r < 0 || done)
             return r;
@@ -494,7 +539,11 @@ static int finish(struct step_gpu *g, struct err *err)
 {
     uint32_t step = g->record->step;
     g->store->meanwhile(g->store->arg);
-    int r = wait_end(g, clock_now_ns() + STEPPER_WAIT_S * CLOCK_S, err);
+    int r = g->record->kind == STEP_SPARSE ? set_ahead(g, err) : 0;
+    if (r == 0)
+        r = wait_end(g, clock_now_ns() + STEPPER_WAIT_S * CLOCK_S, err);
+    if (r == 0)
+        joined_runs_end(&g->joined, g->use.resident, g->layout.layers, clock_now_ns());
     if (r == -ETIMEDOUT)
         return err_set(err, r, "step %u did not end within %d s: the kvstore's rows or the GPU are late",
                        step, STEPPER_WAIT_S);
@@ -542,6 +591,7 @@ static int begin_step(struct step_gpu *g, const struct stepper_spec *spec, struc
         return err_set(err, -EPROTO, "resident set %u: found %u layers, expected at most %u",
                        record->resident_version, resident, g->layout.layers);
     g->use = (struct tables_gpu_use){record->step, rows_of(g), resident};
+    joined_runs_begin(&g->joined);
     int mixed = record->kind == STEP_SPARSE && record->selection == SELECTION_MIXED;
     g->early_layers = mixed ? record->early_layers : 0;
     return inputs_gpu_begin(g->inputs, record, spec, err);

@@ -80,14 +80,23 @@ void tables_gpu_free(struct tables_gpu **tables)
 }
 
 /* Of each of the table's `rows` rows, `stride` bytes apart from `offset` on, the first `bytes`. */
-static int copy_rows(struct tables_gpu *t, const struct tables_gpu_use *use, uint64_t offset, uint64_t bytes,
-                     uint64_t stride, struct CUstream_st *stream)
+static struct cuda_mapped_copy part_of(const struct tables_gpu *t, const struct tables_gpu_use *use,
+                                       uint64_t offset, uint64_t bytes, uint64_t stride)
 {
-    const uint8_t *table =
-        (const uint8_t *)t->control + t->header.tables_at + (use->step & 1) * t->header.table_bytes;
+    uint64_t table = t->header.tables_at + (use->step & 1) * t->header.table_bytes;
     CHECK(bytes <= stride &&
           offset + (use->rows ? (use->rows - 1) * stride + bytes : 0) <= t->header.table_bytes);
-    return t->api->copy_rows((uint8_t *)t->copy + offset, table + offset, bytes, stride, use->rows, stream);
+    return (struct cuda_mapped_copy){.to = (uint8_t *)t->copy + offset,
+                                     .from = t->control_device + table + offset,
+                                     .bytes = bytes,
+                                     .stride = stride,
+                                     .rows = use->rows};
+}
+
+int tables_gpu_copy(struct tables_gpu *t, const struct cuda_mapped_copy *part, struct CUstream_st *stream)
+{
+    const uint8_t *host = (const uint8_t *)t->control + ((const uint8_t *)part->from - t->control_device);
+    return t->api->copy_rows(part->to, host, part->bytes, part->stride, part->rows, stream);
 }
 
 /* Bytes of one table row of each array. */
@@ -116,40 +125,43 @@ static uint64_t slabs_row(const struct tables_gpu *t)
     return (uint64_t)t->header.layers * t->header.slabs_max * sizeof(uint64_t);
 }
 
-int tables_gpu_copy_places(struct tables_gpu *t, const struct tables_gpu_use *use, int slotted,
-                           struct CUstream_st *stream)
+struct cuda_mapped_copy tables_gpu_places(const struct tables_gpu *t, const struct tables_gpu_use *use,
+                                          int slotted, uint32_t layer, uint32_t end)
 {
-    if (!slotted) {
-        uint64_t resident = (uint64_t)use->resident * t->header.pages_max * sizeof(uint64_t);
-        return copy_rows(t, use, t->at.pages, resident, pages_row(t), stream);
-    }
-    int r = copy_rows(t, use, t->at.slabs, slabs_row(t), slabs_row(t), stream);
-    return r < 0 ? r : copy_rows(t, use, t->at.writes, writes_row(t), writes_row(t), stream);
+    uint64_t of_layer = (slotted ? t->header.slabs_max : t->header.pages_max) * sizeof(uint64_t);
+    CHECK(layer <= end && end <= t->header.layers);
+    return part_of(t, use, (slotted ? t->at.slabs : t->at.pages) + layer * of_layer, (end - layer) * of_layer,
+                   slotted ? slabs_row(t) : pages_row(t));
 }
 
-int tables_gpu_copy_counts(struct tables_gpu *t, const struct tables_gpu_use *use, enum places_phase phase,
-                           struct CUstream_st *stream)
+struct cuda_mapped_copy tables_gpu_writes(const struct tables_gpu *t, const struct tables_gpu_use *use)
+{
+    return part_of(t, use, t->at.writes, writes_row(t), writes_row(t));
+}
+
+struct cuda_mapped_copy tables_gpu_counts(const struct tables_gpu *t, const struct tables_gpu_use *use,
+                                          enum places_phase phase)
 {
     uint64_t before = (uint64_t)phase * t->header.sequences_max * counts_row(t);
-    return copy_rows(t, use, t->at.counts + before, counts_row(t), counts_row(t), stream);
+    return part_of(t, use, t->at.counts + before, counts_row(t), counts_row(t));
 }
 
-int tables_gpu_copy_lists(struct tables_gpu *t, const struct tables_gpu_use *use,
-                          const struct tables_gpu_lists *lists, struct CUstream_st *stream)
+struct cuda_mapped_copy tables_gpu_lists(const struct tables_gpu *t, const struct tables_gpu_use *use,
+                                         const struct tables_gpu_lists *lists)
 {
     uint64_t group = lists_row(t) / t->header.groups,
              before = (uint64_t)lists->phase * t->header.sequences_max * lists_row(t) + lists->group * group;
     CHECK(lists->group < t->header.groups);
-    return copy_rows(t, use, (lists->slotted ? t->at.slots : t->at.positions) + before, group, lists_row(t),
-                     stream);
+    return part_of(t, use, (lists->slotted ? t->at.slots : t->at.positions) + before, group, lists_row(t));
 }
 
 int tables_gpu_copy_pages(struct tables_gpu *t, uint32_t step, uint32_t sequence)
 {
     const struct tables_gpu_use one = {.step = step, .rows = 1};
     CHECK(sequence < t->header.sequences_max);
-    return copy_rows(t, &one, t->at.pages + sequence * pages_row(t), pages_row(t), pages_row(t),
-                     t->device->stream);
+    const struct cuda_mapped_copy pages =
+        part_of(t, &one, t->at.pages + sequence * pages_row(t), pages_row(t), pages_row(t));
+    return tables_gpu_copy(t, &pages, t->device->stream);
 }
 
 static void aim_view(const struct tables_gpu *t, const struct tables_gpu_layer *l, struct cuda_kv_view *ret)

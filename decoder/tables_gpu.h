@@ -26,21 +26,25 @@ struct tables_gpu_use {
     uint32_t resident; /* layers */
 };
 
-/* Queue copies of a sparse step's tables: where rows lie, for layers in pages or for those in slots; how many
- * a phase's lists have; the lists of one group of layers. At 32 sequences of 32K and 16 lists of 2048 they
- * are 1 MB for 8 resident layers, 4 for lists of positions and 4 for lists of slots, and the first layer
- * waits for what it needs: at 50 GB/s 20 us a MB. */
+/* Copies of a sparse step's tables: where rows lie in layers [layer, end), all in pages or all in slots, and
+ * for those in slots where new rows are written; how many a phase's lists have; the lists of one group of
+ * layers. At 32 sequences of 32K and lists of 2048 for 8 heads they are 0.1 MB a layer in pages, 2 MB for
+ * lists of positions and 2 MB for lists of slots. Either by tables_gpu_copy, or with others by copy_mapped
+ * (compute/gpu.h). */
 struct tables_gpu_lists {
     enum places_phase phase;
     uint32_t group;
     int slotted; /* numbers of slots; else positions */
 };
-int tables_gpu_copy_places(struct tables_gpu *t, const struct tables_gpu_use *use, int slotted,
-                           struct CUstream_st *stream);
-int tables_gpu_copy_counts(struct tables_gpu *t, const struct tables_gpu_use *use, enum places_phase phase,
-                           struct CUstream_st *stream);
-int tables_gpu_copy_lists(struct tables_gpu *t, const struct tables_gpu_use *use,
-                          const struct tables_gpu_lists *lists, struct CUstream_st *stream);
+struct cuda_mapped_copy tables_gpu_places(const struct tables_gpu *t, const struct tables_gpu_use *use,
+                                          int slotted, uint32_t layer, uint32_t end);
+struct cuda_mapped_copy tables_gpu_writes(const struct tables_gpu *t, const struct tables_gpu_use *use);
+struct cuda_mapped_copy tables_gpu_counts(const struct tables_gpu *t, const struct tables_gpu_use *use,
+                                          enum places_phase phase);
+struct cuda_mapped_copy tables_gpu_lists(const struct tables_gpu *t, const struct tables_gpu_use *use,
+                                         const struct tables_gpu_lists *lists);
+/* Queues one of them on a copy engine, beside what the card computes. */
+int tables_gpu_copy(struct tables_gpu *t, const struct cuda_mapped_copy *part, struct CUstream_st *stream);
 /* The pages of one sequence of a dense step. */
 int tables_gpu_copy_pages(struct tables_gpu *t, uint32_t step, uint32_t sequence);
 

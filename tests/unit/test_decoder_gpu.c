@@ -14,6 +14,7 @@
 
 #include <cmocka.h>
 
+#include "decoder/graphs_gpu.h"
 #include "decoder/step_gpu.h"
 #include "tests/unit/decoder_rig.h"
 
@@ -146,7 +147,7 @@ static void test_proposals_while_batches_change(void **state)
         turn(&g);
     }
     finish(&g);
-    assert_true(figures().captured > STEP_GPU_GRAPHS);
+    assert_true(figures().captured > GRAPHS_GPU_KEPT);
     atomic_store(&g.store.offload_step, 0);
     store_offload(&g.store, g.layout.layers);
     for (uint32_t i = 1; i <= 6; i++) {
@@ -191,7 +192,7 @@ static void test_many_graphs(void **state)
         turn(&g);
     }
     check_done(1, 100);
-    assert_true(figures().captured > STEP_GPU_GRAPHS);
+    assert_true(figures().captured > GRAPHS_GPU_KEPT);
     alone(1, PROMPT, 100);
     check_equal(1, 100);
     rig_close(&g);
