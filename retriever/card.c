@@ -131,7 +131,6 @@ static int take_memory(struct card *c, const struct head *head, struct err *err)
     struct card_bytes *b = &c->bytes;
     uint64_t q_row = (uint64_t)h->q_heads * h->head_dim, k_row = (uint64_t)h->kv_heads * h->head_dim;
     uint64_t lists = (uint64_t)LIMIT_SEQUENCES * h->kv_heads;
-    void *changes_device, *landed_device;
     int rc = check_room(c, err);
     c->table = card_take(c, 2 * (uint64_t)h->vocab * h->hidden, &b->weights, &rc, err);
     c->row_scale = card_take(c, 4 * (uint64_t)h->vocab, &b->weights, &rc, err);
@@ -176,13 +175,11 @@ static int take_memory(struct card *c, const struct head *head, struct err *err)
     c->host_tokens = take_pinned(c, sizeof *c->tokens, &rc, err);
     c->host_queries = take_mapped(c, sizeof *c->queries, &c->host_queries_device, &rc, err);
     c->host_weights = take_pinned(c, c->sizes.pooled, &rc, err);
-    c->host_changes = take_mapped(c, c->sizes.changes, &changes_device, &rc, err);
+    c->host_changes = take_mapped(c, c->sizes.changes, &c->host_changes_device, &rc, err);
     c->host_sets = take_pinned(c, c->sizes.sets / c->sequences, &rc, err);
     for (int i = 0; i < 2; i++)
         c->host_masses[i] = take_mapped(c, card_results_bytes(c), &c->host_masses_device[i], &rc, err);
-    c->landed = take_mapped(c, LANDED_BYTES, &landed_device, &rc, err);
-    c->host_changes_device = changes_device;
-    c->landed_device = landed_device;
+    c->landed = take_mapped(c, LANDED_BYTES, &c->landed_device, &rc, err);
     if (rc == 0)
         atomic_store(c->landed, 0);
     return rc;

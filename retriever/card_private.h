@@ -138,13 +138,14 @@ struct card {
     struct card_queries *host_queries;
     struct card_ranges *host_ranges;
     void *host_queries_device, *host_ranges_device;
-    uint32_t *host_changes, *host_changes_device;
+    uint32_t *host_changes;
+    void *host_changes_device;
     uint32_t *host_sets;   /* of one sequence: [lists][2][words] */
     float *host_masses[2]; /* and counts, as on the card; with two flights one each */
     void *host_masses_device[2];
     _Atomic uint32_t *landed;
-    uint32_t *landed_device; /* ticket of the last results that are on the host */
-    float *host_weights;     /* as `weights`, for lists by mass */
+    void *landed_device; /* ticket of the last results that are on the host */
+    float *host_weights; /* as `weights`, for lists by mass */
 
     /* host */
     struct reach_scratch scratch;

@@ -336,7 +336,7 @@ static void queue_results(struct card *c, const struct flight *f, bool second, b
     uint64_t at = second ? room_of(c, false) : 0;
     struct cuda_sets_changes changes = {.sets = sets_of(c),
                                         .work = c->changes,
-                                        .out = c->host_changes_device + at,
+                                        .out = (uint32_t *)c->host_changes_device + at,
                                         .total = c->total,
                                         .room = room_of(c, whole),
                                         .first = f->first,

@@ -1,8 +1,9 @@
 /* Flags by stream memory operations, and graphs whose flag values are given anew at each launch.
  *
  * A flag operation that is captured becomes a node of its own (a batch of one memory operation). The node is
- * found as the stream's last dependency right after it was captured, and its value is set in the instantiated
- * graph before each launch. State: the capture that goes on in this thread. */
+ * found as the stream's last dependency right after it was captured, and its value is set in the
+ * instantiated graph before each launch, or ahead of it (gpu_graph_set). State: the capture that goes on in
+ * this thread. */
 #include <errno.h>
 #include <string.h>
 

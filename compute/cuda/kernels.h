@@ -249,7 +249,7 @@ struct cuda_copies {
 int cuda_copy_pieces(const struct cuda_copies *copies, struct CUstream_st *stream);
 
 /* `rows` rows of `bytes` each, `stride` bytes apart at both ends (one row: any), between device memory and
- * mapped host memory, or within either; all on 4 bytes, best on 16. */
+ * mapped host memory, or within either; all on 4 bytes, best on 16. At most 4 GiB. */
 struct cuda_mapped_copy {
     void *to;
     const void *from;
@@ -414,7 +414,7 @@ struct cuda_sample_params {
  * id. logits f32 [n][stride], vocab <= CUDA_VOCAB_MAX. Bytes: 4 * n * vocab for greedy, up to ten times
  * that from the cache otherwise. */
 struct cuda_sample {
-    int32_t *ids;
+    int32_t *ids; /* device or mapped host memory */
     const float *logits;
     uint64_t stride;
     const struct cuda_sample_params *params; /* [n] */

@@ -6,7 +6,8 @@
 #include "compute/cuda/launch.cuh"
 
 enum { WRITE_THREADS = 256, MOVE_THREADS = 512, MOVE_BLOCKS = 8, MOVE_BLOCKS_MAX = 64, UNROLL = 4 };
-enum { MAPPED_THREADS = 256, MAPPED_BLOCKS_MAX = 64, MAPPED_BYTES_MAX = 1 << 30 };
+enum { MAPPED_THREADS = 256, MAPPED_BLOCKS_MAX = 64 };
+#define MAPPED_BYTES_MAX (UINT64_C(1) << 32)
 enum { COPY_BATCH = 4 }; /* of a warp, 64 of a block: a sequence's 24,576 copies are 384 blocks */
 
 /* A thread takes 8 elements of K or V. */
@@ -126,13 +127,20 @@ __device__ __forceinline__ uint4 *unit_address(const struct cuda_moves &m, const
     return valid ? (uint4 *)(m.kv.base + offset) + (unit - layer * piece_units) : NULL;
 }
 
-__device__ __forceinline__ uint4 load_volatile(const uint4 *p)
+__device__ __forceinline__ uint4 load_relaxed(const uint4 *p)
 {
     uint4 v;
     asm volatile("ld.relaxed.sys.global.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(p)
                  : "memory");
+    return v;
+}
+
+__device__ __forceinline__ uint32_t load_relaxed(const uint32_t *p)
+{
+    uint32_t v;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
 }
 
@@ -155,7 +163,7 @@ template <bool TO_DEVICE> __global__ void __launch_bounds__(MOVE_THREADS) move_k
             for (int u = 0; u < UNROLL; u++) {
                 uint32_t unit = first + 32 * u;
                 if (TO_DEVICE && unit < units)
-                    v[u] = load_volatile(host + unit);
+                    v[u] = load_relaxed(host + unit);
             }
 #pragma unroll
             for (int u = 0; u < UNROLL; u++) {
@@ -265,13 +273,6 @@ int cuda_copy_pieces(const struct cuda_copies *c, struct CUstream_st *stream)
     return launch_status();
 }
 
-__device__ __forceinline__ uint32_t load_volatile(const uint32_t *p)
-{
-    uint32_t v;
-    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-    return v;
-}
-
 struct mapped_copies {
     struct cuda_mapped_copy copy[CUDA_MAPPED_COPIES];
     bool wide[CUDA_MAPPED_COPIES]; /* on 16 bytes */
@@ -289,7 +290,7 @@ template <class UNIT> __device__ __forceinline__ void copy_units(const struct cu
             uint32_t unit = i + u * threads, row = unit / of_row;
             at[u] = row * c.stride + (unit - row * of_row) * (uint32_t)sizeof(UNIT);
             if (unit < units)
-                v[u] = load_volatile((const UNIT *)((const uint8_t *)c.from + at[u]));
+                v[u] = load_relaxed((const UNIT *)((const uint8_t *)c.from + at[u]));
         }
 #pragma unroll
         for (int u = 0; u < UNROLL; u++)

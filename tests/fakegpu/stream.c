@@ -397,7 +397,8 @@ int fakegpu_copy_mapped(const struct cuda_mapped_copy *copies, uint32_t count, s
         const struct cuda_mapped_copy *c = &copies[i];
         uint64_t stride = c->rows > 1 ? c->stride : 0;
         if (!fakegpu_aligned(c->to, 4) || !fakegpu_aligned(c->from, 4) || (c->bytes | stride) % 4 ||
-            (c->rows > 1 && stride < c->bytes))
+            (c->rows > 1 && stride < c->bytes) || c->bytes > UINT64_C(1) << 32 ||
+            c->bytes * c->rows > UINT64_C(1) << 32)
             return -EINVAL;
         for (uint32_t row = 0; row < c->rows && c->bytes && r == 0; row++) {
             struct copy_argument a = {(uint8_t *)c->to + row * stride,
