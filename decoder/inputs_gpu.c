@@ -1,5 +1,5 @@
-/* Inputs of a step on a GPU; see inputs_gpu.h. Owner: the device thread; the stream reads pinned memory
- * between the queueing of a copy and the end of the step. */
+/* Inputs of a step on a GPU; see inputs_gpu.h. Owner: the device thread; the stream reads pinned memory,
+ * and writes the chosen ids there, between the queueing of a copy and the end of the step. */
 #include "decoder/inputs_gpu.h"
 
 #include <errno.h>

@@ -3,7 +3,7 @@
 
 void joined_runs_init(struct joined_runs *j)
 {
-    *j = (struct joined_runs){.joined = 1};
+    *j = (struct joined_runs){.joined = 1, .wanted = 1};
 }
 
 void joined_runs_begin(struct joined_runs *j)
@@ -29,9 +29,10 @@ void joined_runs_end(struct joined_runs *j, uint32_t resident, uint32_t layers, 
     /* About when the first offloaded layer was reached; a quarter is left for steps whose rows come later. */
     int64_t reached = (now - j->launched_ns) / layers * resident;
     int soon = j->rows_ns > 0 && j->rows_ns - j->launched_ns < reached / 4 * 3;
-    j->against = soon == j->joined ? 0 : j->against + 1;
-    if (j->against < (j->joined ? JOINED_RUNS_LATE : JOINED_RUNS_SOON))
+    j->launched_ns = 0; /* a step counts once */
+    j->against = soon == j->wanted ? 0 : j->against + 1;
+    if (j->against < (j->wanted ? JOINED_RUNS_LATE : JOINED_RUNS_SOON))
         return;
-    j->joined = soon;
+    j->wanted = soon;
     j->against = 0;
 }

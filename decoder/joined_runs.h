@@ -11,7 +11,8 @@
 enum { JOINED_RUNS_LATE = 4, JOINED_RUNS_SOON = 16 }; /* steps in a row until it changes its mind */
 
 struct joined_runs {
-    int joined;
+    int joined;                   /* graphs are made by it */
+    int wanted;                   /* what the steps speak for: `joined` once such graphs are there */
     uint32_t against;             /* steps in a row that speak against `joined` */
     int64_t launched_ns, rows_ns; /* of this step: the graph was launched, all rows were there; 0: not yet */
 };

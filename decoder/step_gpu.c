@@ -374,7 +374,7 @@ static int queue_step(struct step_gpu *g, struct err *err)
     r = pass_gpu_queue(g->pass, &batch, &source, err);
     if (r < 0 || batch.logits == 0)
         return r;
-    return pass_gpu_sample(g->pass, batch.logits, &sampling, err); /* the ids go to the host by themselves */
+    return pass_gpu_sample(g->pass, batch.logits, &sampling, err); /* ret_ids: host memory, mapped */
 }
 
 static int capture(struct step_gpu *g, struct gpu_graph **ret_graph, struct err *err)
@@ -426,19 +426,10 @@ static struct graphs_gpu_shape shape_of(const struct step_gpu *g)
                                      .joined_runs = joins_runs(g) != 0};
 }
 
-/* While a step is computed: makes the graphs for the resident set that the store has proposed meanwhile,
- * which the next step has, mostly with the same batch. Each takes some ms, that step would wait for them. */
-static int foresee(struct step_gpu *g, struct err *err)
+/* While a step is computed: makes the graphs of the next two for a resident set, mostly with the same batch.
+ * Each takes some ms, that a step would wait for. */
+static int make_ahead(struct step_gpu *g, uint32_t resident, struct err *err)
 {
-    const struct control_flag *flag = control_flag_at(g->control, FLAG_RESIDENT_PROPOSED);
-    uint32_t version = atomic_load_explicit(&flag->value, memory_order_acquire);
-    if (version == g->foreseen || g->record->kind != STEP_SPARSE || g->figures.launched == 0 ||
-        version - g->record->resident_version >= FLAG_ABORT_AHEAD / 2)
-        return 0;
-    g->foreseen = version;
-    uint32_t resident = g->control->resident_layers[version % CONTROL_RESIDENT_RING];
-    if (resident > g->layout.layers) /* begin_step says so */
-        return 0;
     const struct tables_gpu_use now = g->use;
     int r = 0;
     for (uint32_t ahead = 1; ahead <= 2 && r == 0; ahead++) {
@@ -451,22 +442,43 @@ static int foresee(struct step_gpu *g, struct err *err)
     return r;
 }
 
-static int set_flags(struct step_gpu *g, struct gpu_graph *graph, uint32_t step, uint32_t *ret_values)
+/* For the resident set that the store has proposed meanwhile. */
+static int foresee(struct step_gpu *g, struct err *err)
+{
+    const struct control_flag *flag = control_flag_at(g->control, FLAG_RESIDENT_PROPOSED);
+    uint32_t version = atomic_load_explicit(&flag->value, memory_order_acquire);
+    if (version == g->foreseen || g->record->kind != STEP_SPARSE || g->figures.launched == 0 ||
+        version - g->record->resident_version >= FLAG_ABORT_AHEAD / 2)
+        return 0;
+    g->foreseen = version;
+    uint32_t resident = g->control->resident_layers[version % CONTROL_RESIDENT_RING];
+    return resident > g->layout.layers ? 0 : make_ahead(g, resident, err); /* begin_step says so */
+}
+
+static void flag_values(const struct step_gpu *g, const struct gpu_graph *graph, uint32_t step,
+                        uint32_t *ret_values)
 {
     CHECK(g->api->graph_flags(graph) <= FLAGS_MAX);
     for (uint32_t i = 0; i < FLAGS_MAX; i++)
         ret_values[i] = step;
-    return g->api->graph_set(graph, ret_values);
 }
 
-/* While a step is computed: the next one has the same shape, mostly, but for the parity. */
-static int set_ahead(struct step_gpu *g, struct err *err)
+/* While a step is computed, for the next, which has the same shape, mostly, but for the parity: its graph,
+ * where the steps before speak for another way to wait for rows, and its flags. */
+static int look_ahead(struct step_gpu *g, struct err *err)
 {
-    struct graphs_gpu_shape shape = shape_of(g);
+    int r = 0, changes = g->joined.joined != g->joined.wanted;
     uint32_t values[FLAGS_MAX];
+    g->joined.joined = g->joined.wanted;
+    if (changes)
+        r = make_ahead(g, g->use.resident, err);
+    struct graphs_gpu_shape shape = shape_of(g);
     shape.parity ^= 1;
-    struct gpu_graph *graph = g->figures.launched ? graphs_gpu_find(g->graphs, &shape) : NULL;
-    int r = graph ? set_flags(g, graph, g->record->step + 1, values) : 0;
+    struct gpu_graph *graph = r == 0 && g->figures.launched ? graphs_gpu_find(g->graphs, &shape) : NULL;
+    if (!graph)
+        return r;
+    flag_values(g, graph, g->record->step + 1, values);
+    r = g->api->graph_set(graph, values);
     return r < 0 ? gpu_device_error(g->device, r, "a step's flags", err) : 0;
 }
 
@@ -486,9 +498,8 @@ static int launch_graph(struct step_gpu *g, struct err *err)
     int r = find_graph(g, &shape, &graph, err);
     if (r < 0)
         return r;
-    r = set_flags(g, graph, g->record->step, values);
-    if (r == 0)
-        r = g->api->graph_launch(graph, values, g->device->stream);
+    flag_values(g, graph, g->record->step, values);
+    r = g->api->graph_launch(graph, values, g->device->stream);
     if (r < 0)
         return gpu_device_error(g->device, r, "launching a step", err);
     trace(TRACE_LAUNCHED, g->record->step);
@@ -539,7 +550,7 @@ static int finish(struct step_gpu *g, struct err *err)
 {
     uint32_t step = g->record->step;
     g->store->meanwhile(g->store->arg);
-    int r = g->record->kind == STEP_SPARSE ? set_ahead(g, err) : 0;
+    int r = g->record->kind == STEP_SPARSE ? look_ahead(g, err) : 0;
     if (r == 0)
         r = wait_end(g, clock_now_ns() + STEPPER_WAIT_S * CLOCK_S, err);
     if (r == 0)

@@ -1,7 +1,8 @@
 /* Steps on a GPU: the decoder's end of the control segment where device memory is a GPU's.
  *
  * Sparse steps are captured graphs, kept for the last batches' shapes: a graph copies its inputs from pinned
- * memory, waits for the tables, copies them to the device, waits for each run's rows, and leaves the chosen
+ * memory, waits for the tables, copies them to the device, waits for rows, run by run or for all at once
+ * (joined_runs.h), and leaves the chosen
  * ids in pinned memory. It is launched before the tables are there, so that everything that needs none is
  * done by then. For the tables it waits on a flag of ours: this thread waits for the store's flag, checks
  * what the store says of each entry, voids the table rows of those that were dropped, and only then lets
