@@ -21,8 +21,8 @@ void joined_runs_init(struct joined_runs *runs); /* joined */
 void joined_runs_begin(struct joined_runs *runs);
 void joined_runs_launched(struct joined_runs *runs, int64_t now);
 void joined_runs_ready(struct joined_runs *runs, int64_t now); /* the rows of all runs are there */
-/* The step has ended, whose first `resident` of `layers` layers had all rows on the device. A step without a
- * graph says nothing, nor one with nothing to load. */
+/* The step has ended, whose first `resident` of `layers` layers had all rows on the device: says what is
+ * wanted. A step without a graph says nothing, nor one with nothing to load. */
 void joined_runs_end(struct joined_runs *runs, uint32_t resident, uint32_t layers, int64_t now);
 
 #endif
