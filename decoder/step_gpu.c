@@ -470,6 +470,7 @@ static int look_ahead(struct step_gpu *g, struct err *err)
     int r = 0, changes = g->joined.joined != g->joined.wanted;
     uint32_t values[FLAGS_MAX];
     g->joined.joined = g->joined.wanted;
+    g->figures.rejoined += (uint64_t)changes;
     if (changes)
         r = make_ahead(g, g->use.resident, err);
     struct graphs_gpu_shape shape = shape_of(g);

@@ -2,14 +2,13 @@
  *
  * Sparse steps are captured graphs, kept for the last batches' shapes: a graph copies its inputs from pinned
  * memory, waits for the tables, copies them to the device, waits for rows, run by run or for all at once
- * (joined_runs.h), and leaves the chosen
- * ids in pinned memory. It is launched before the tables are there, so that everything that needs none is
- * done by then. For the tables it waits on a flag of ours: this thread waits for the store's flag, checks
- * what the store says of each entry, voids the table rows of those that were dropped, and only then lets
- * the stream go on. So a dropped entry, or a step that is broken off at its tables, writes nothing into
- * anybody's KV. For rows the stream waits on the store's own flags; broken off there, a step writes its own
- * new places, which are not committed. Dense steps (and every PROFILE_EVERY-th sparse one) are queued launch
- * by launch; this thread waits for their tables within layer 0.
+ * (joined_runs.h), and leaves the chosen ids in pinned memory. It is launched before the tables are there,
+ * so that everything that needs none is done by then. For the tables it waits on a flag of ours: this thread
+ * waits for the store's flag, checks what the store says of each entry, voids the table rows of those that
+ * were dropped, and only then lets the stream go on. So a dropped entry, or a step that is broken off at its
+ * tables, writes nothing into anybody's KV. For rows the stream waits on the store's own flags; broken off
+ * there, a step writes its own new places, which are not committed. Dense steps (and every PROFILE_EVERY-th
+ * sparse one) are queued launch by launch; this thread waits for their tables within layer 0.
  *
  * An entry whose set is short attends everything in resident layers (TABLE_ATTEND_ALL), which no graph can
  * foresee: the graph that was launched runs out without rows, the step is queued again launch by launch,
@@ -35,8 +34,9 @@ struct step_gpu;
 
 struct step_gpu_figures {
     uint64_t captured, launched; /* graphs made; launches of graphs */
-    uint64_t repeated;           /* steps that a graph began and launches made good */
-    uint64_t profiled;           /* steps in `times` */
+    uint64_t rejoined; /* changes between one wait for all rows and one a run: up to two graphs each */
+    uint64_t repeated; /* steps that a graph began and launches made good */
+    uint64_t profiled; /* steps in `times` */
     struct pass_gpu_times times;
     struct waits waits; /* `times.wait` of each that is no prompt's */
 };

@@ -84,6 +84,14 @@ static void test_mixture(void **state)
     rig_close(&g);
 }
 
+/* Where layers are offloaded in part a busy host, which sees rows late, changes how they are waited for: two
+ * more graphs. */
+static void check_captured(uint64_t expected)
+{
+    struct step_gpu_figures f = figures();
+    assert_true(f.captured == expected || (f.rejoined > 0 && f.captured == expected + 2));
+}
+
 /* A graph is made anew when the resident set or the batch changes, and used again when they come back. */
 static void test_graphs(void **state)
 {
@@ -94,17 +102,17 @@ static void test_graphs(void **state)
         turn(&g);
     uint64_t captured = figures().captured;
     assert_int_equal(captured, 2); /* both parities */
-    store_offload(&g.store, 0);
+    store_offload(&g.store, 4);
     while (g.results[1].count < 20)
         turn(&g);
-    assert_int_equal(figures().captured, 4);
+    check_captured(4);
     store_offload(&g.store, g.layout.layers);
     while (g.results[1].count < 30)
         turn(&g);
-    assert_int_equal(figures().captured, 4);
+    check_captured(4);
     ask(&g, 2, 2, PROMPT, plain(10, 0, SELECTION_CURRENT));
     finish(&g);
-    assert_int_equal(figures().captured, 6);
+    check_captured(6);
     alone(1, PROMPT, 60);
     check_equal(1, 60);
     rig_close(&g);
@@ -120,14 +128,14 @@ static void test_graphs_are_foreseen(void **state)
         turn(&g);
     assert_int_equal(figures().captured, 2);
     uint32_t step = stepper_next(g.stepper) + 3;
-    g.store.offload_from = 0; /* nothing resident: nothing to judge rows by */
+    g.store.offload_from = 4;
     atomic_store(&g.store.offload_step, step);
     while (stepper_next(g.stepper) <= step)
         turn(&g);
     assert_int_equal(stepper_next(g.stepper), step + 1);
-    assert_int_equal(figures().captured, 4);
+    check_captured(4);
     finish(&g);
-    assert_int_equal(figures().captured, 4);
+    check_captured(4);
     alone(1, PROMPT, 40);
     check_equal(1, 40);
     rig_close(&g);
