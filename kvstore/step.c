@@ -317,6 +317,19 @@ void step_leave(struct planner *p, struct sequence *s)
     }
 }
 
+int64_t step_until_near(const struct planner *p, int64_t now_ns)
+{
+    const struct step *step = &p->step;
+    if (!p->device.gpu || step->kind != STEP_SPARSE)
+        return INT64_MAX;
+    if (step->state == STEP_IDLE)
+        return now_ns - step->ended_ns < PLANNER_NEAR_NS ? 0 : INT64_MAX;
+    int64_t from_ns = step->seen_ns + step->took_ns - PLANNER_NEAR_NS;
+    if (step->state != STEP_WRITTEN || step->took_ns == 0 || now_ns - from_ns >= 2 * PLANNER_NEAR_NS)
+        return INT64_MAX;
+    return now_ns < from_ns ? from_ns - now_ns : 0;
+}
+
 bool step_advance(struct planner *p)
 {
     switch (p->step.state) {

@@ -440,22 +440,6 @@ static void snapshot(struct store_worker *w)
     pthread_mutex_unlock(&w->mutex);
 }
 
-/* On a GPU the next step follows at the heels of one that is consumed, and one ends when about as long has
- * passed as the last one took: to be woken would take longer than all that is left to do for the next one's
- * tables. Returns the ns until a moment that the thread should meet awake; 0: now. */
-static int64_t until_near(const struct store_worker *w, int64_t now_ns)
-{
-    const struct step *step = w->planner ? &w->planner->step : NULL;
-    if (!w->gpu || !step || step->kind != STEP_SPARSE)
-        return INT64_MAX;
-    if (step->state == STEP_IDLE)
-        return now_ns - step->ended_ns < PLANNER_NEAR_NS ? 0 : INT64_MAX;
-    int64_t end_ns = step->seen_ns + step->took_ns;
-    if (step->state != STEP_WRITTEN || step->took_ns == 0 || now_ns >= end_ns + PLANNER_NEAR_NS)
-        return INT64_MAX;
-    return now_ns >= end_ns - PLANNER_NEAR_NS ? 0 : end_ns - PLANNER_NEAR_NS - now_ns;
-}
-
 static void sleep_until_news(struct store_worker *w, int timeout_ms)
 {
     uint32_t step;
@@ -469,7 +453,7 @@ static void sleep_until_news(struct store_worker *w, int timeout_ms)
     nfds_t count = w->store_bell >= 0 ? 2 : 1;
     int r = 0;
     int64_t near_ns;
-    while ((near_ns = until_near(w, clock_now_ns())) == 0 && r == 0)
+    while ((near_ns = w->planner ? step_until_near(w->planner, clock_now_ns()) : INT64_MAX) == 0 && r == 0)
         r = poll(wait, count, 0);
     if (r == 0 && w->planner)
         step_write_owed(w->planner);

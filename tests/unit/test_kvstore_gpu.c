@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <stdatomic.h>
 
+#include "kvstore/step.h"
 #include "link/segment.h"
 
 static const struct fake_open SPARSE = {
@@ -43,6 +44,37 @@ static void write_tokens(struct fake *f, const struct fake_sequence *s, uint32_t
                 struct fake_piece piece = fake_piece(s->id, l, h, p);
                 memcpy(fake_page_piece(f, s, l, h, p), &piece, sizeof piece);
             }
+}
+
+/* The thread meets the end of a step, as the last one's length foretells it, and the next step awake. */
+static void test_near_steps(void **state)
+{
+    (void)state;
+    struct planner_options options = fake_options();
+    struct fake *f = fake_create(&options, 33);
+    struct fake_sequence *s = &f->sequences[0];
+    fake_open(f, s, 1, &SPARSE);
+    fake_prefill(f, s);
+    struct step *now = &f->planner->step;
+    assert_true(step_until_near(f->planner, now->ended_ns) == INT64_MAX); /* a prompt's */
+    for (uint32_t i = 0; i < 2; i++) {
+        struct fake_step step = {.kind = STEP_SPARSE, .entries = 1, .sequence = {s}, .count = {1}};
+        fake_post(f, &step);
+        assert_true(step_until_near(f->planner, now->seen_ns) == INT64_MAX); /* no tables yet */
+        fake_select(f, &step, 0);
+        now->took_ns = i ? 5 * CLOCK_MS : 0;
+        int64_t end = now->seen_ns + now->took_ns;
+        assert_true(step_until_near(f->planner, now->seen_ns) ==
+                    (i ? now->took_ns - PLANNER_NEAR_NS : INT64_MAX));
+        assert_true(step_until_near(f->planner, end - PLANNER_NEAR_NS) == (i ? 0 : INT64_MAX));
+        assert_true(step_until_near(f->planner, end + PLANNER_NEAR_NS - 1) == (i ? 0 : INT64_MAX));
+        assert_true(step_until_near(f->planner, end + PLANNER_NEAR_NS) == INT64_MAX);
+        write_tokens(f, s, 1);
+        fake_end_step(f, &step);
+        assert_true(step_until_near(f->planner, now->ended_ns + PLANNER_NEAR_NS - 1) == 0);
+        assert_true(step_until_near(f->planner, now->ended_ns + PLANNER_NEAR_NS) == INT64_MAX);
+    }
+    fake_free(f);
 }
 
 /* The planner goes on to the next step while the stream has not even begun with the one before. */
@@ -407,6 +439,7 @@ static void test_odd_pieces_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_near_steps),
         cmocka_unit_test(test_planner_waits_for_no_stream),
         cmocka_unit_test(test_host_raises_when_idle),
         cmocka_unit_test(test_rows_are_written_behind_the_next_tables),
