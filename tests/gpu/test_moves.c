@@ -294,9 +294,55 @@ static void test_copy_mapped(void)
     EXPECT(cudaFreeHost(host) == cudaSuccess);
 }
 
+/* What a launch that begins early reads before it waits (gemv: its weights) is there, whoever wrote it. The
+ * sums are small whole numbers, exact. */
+static void test_copy_mapped_before_an_early_launch(void)
+{
+    enum { PRODUCTS = 12, ROUNDS = 10, N_ROWS = 1024, COLS = 2048, WEIGHTS = N_ROWS * COLS };
+    uint16_t *host[2], *mapped[2], *w = gpu_alloc(WEIGHTS * 2), *x = gpu_host(COLS * 2);
+    float *out = gpu_alloc((size_t)PRODUCTS * N_ROWS * 4), *ref = gpu_host((size_t)PRODUCTS * N_ROWS * 4);
+    for (int s = 0; s < 2; s++) {
+        host[s] = gpu_mapped(WEIGHTS * 2, (void **)&mapped[s]);
+        for (int i = 0; i < WEIGHTS; i++)
+            host[s][i] = s ? 0x4000 : 0x3f80; /* bf16: 2, 1 */
+    }
+    for (int i = 0; i < COLS; i++)
+        x[i] = 0x3f80;
+    for (int i = 0; i < PRODUCTS * N_ROWS; i++)
+        ref[i] = COLS << (i / N_ROWS % 2);
+    struct cuda_gemv gemv = {.w = w, .x = gpu_upload(x, COLS * 2), .rows = N_ROWS, .cols = COLS, .n = 1};
+    struct CUstream_st *stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    EXPECT(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+    for (int captured = 0; captured < 2; captured++) {
+        EXPECT(cudaMemset(out, 0xff, (size_t)PRODUCTS * N_ROWS * 4) == cudaSuccess);
+        EXPECT(cudaDeviceSynchronize() == cudaSuccess);
+        if (captured)
+            EXPECT(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+        for (int i = 0; i < PRODUCTS; i++) {
+            struct cuda_mapped_copy copy = {w, mapped[i % 2], WEIGHTS * 2, 0, 1};
+            gemv.out = out + (size_t)i * N_ROWS;
+            EXPECT(cuda_copy_mapped(&copy, 1, stream) == 0 && cuda_gemv(&gemv, stream) == 0);
+        }
+        if (captured) {
+            EXPECT(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+            EXPECT(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
+            for (int i = 0; i < ROUNDS; i++)
+                EXPECT(cudaGraphLaunch(exec, stream) == cudaSuccess);
+        }
+        EXPECT(cudaStreamSynchronize(stream) == cudaSuccess);
+        gpu_equal(captured ? "in a graph" : "in a stream", gpu_download(out, (size_t)PRODUCTS * N_ROWS * 4),
+                  ref, (size_t)PRODUCTS * N_ROWS * 4);
+    }
+    EXPECT(cudaGraphExecDestroy(exec) == cudaSuccess && cudaGraphDestroy(graph) == cudaSuccess);
+    EXPECT(cudaStreamDestroy(stream) == cudaSuccess);
+}
+
 const struct gpu_test tests_moves[] = {{"kv_write", test_kv_write},
                                        {"rope_write", test_rope_write},
                                        {"gather_scatter", test_gather_scatter},
                                        {"copy_pieces", test_copy_pieces},
                                        {"copy_mapped", test_copy_mapped},
+                                       {"copy_mapped_early", test_copy_mapped_before_an_early_launch},
                                        {NULL, NULL}};
