@@ -23,7 +23,7 @@
 #include "compute/cuda/kernels.h"
 #include "compute/cuda/sets.h"
 
-#define GPU_API_VERSION 12
+#define GPU_API_VERSION 13
 #define GPU_API_SYMBOL  "specontext_gpu_api" /* const struct gpu_api *specontext_gpu_api(void) */
 #define GPU_IPC_BYTES   64
 
@@ -95,9 +95,6 @@ struct gpu_api {
     int (*stream_sync)(struct CUstream_st *stream); /* blocks; -EIO: see check() */
     int (*stream_done)(struct CUstream_st *stream); /* 1: all work is done, 0: not yet, -EIO */
     int (*copy)(void *to, const void *from, size_t bytes, struct CUstream_st *stream); /* any direction */
-    /* `rows` rows of `bytes` each, `stride` bytes apart at both ends. */
-    int (*copy_rows)(void *to, const void *from, size_t bytes, size_t stride, size_t rows,
-                     struct CUstream_st *stream);
     int (*fill)(void *to, uint8_t byte, size_t bytes, struct CUstream_st *stream); /* device memory */
     /* Calls call(arg) on a thread of the library when the stream comes to it; it must not call this table and
      * must be short. Not inside a capture. */

@@ -214,8 +214,10 @@ static int open_phase(struct step_gpu *g, uint32_t layer, struct CUstream_st *st
             copies_for_layer(g, layer, g->capturing && layer == 0 ? 1 : alike_end(g, layer), copies + count);
     }
     r = g->api->copy_mapped(copies, count, stream);
-    for (uint32_t e = 0; r == 0 && g->record->kind == STEP_DENSE && e < g->record->entries; e++)
-        r = tables_gpu_copy_pages(g->tables, g->record->step, g->record->entry[e].sequence);
+    for (uint32_t e = 0; r == 0 && g->record->kind == STEP_DENSE && e < g->record->entries; e++) {
+        *copies = tables_gpu_pages(g->tables, g->record->step, g->record->entry[e].sequence);
+        r = g->api->copy_mapped(copies, 1, stream);
+    }
     return r < 0 ? gpu_device_error(g->device, r, "copying tables", err) : 0;
 }
 
@@ -255,9 +257,7 @@ static int join_copies(struct step_gpu *g, uint32_t layer, struct err *err)
         count = copies_for_layer(g, layer, alike_end(g, layer), copies);
     if (count == 0)
         return 0;
-    int r = 0;
-    for (uint32_t i = 0; i < count && r == 0; i++)
-        r = tables_gpu_copy(g->tables, &copies[i], g->beside);
+    int r = g->api->copy_mapped(copies, count, g->beside);
     if (r == 0)
         r = g->api->stream_follow(g->device->gpu, g->device->stream, g->beside);
     g->run = NO_RUN; /* the wait for the run's flag takes in both: what follows it may begin early */

@@ -6,7 +6,7 @@
 #include "compute/cuda/launch.cuh"
 
 enum { WRITE_THREADS = 256, MOVE_THREADS = 512, MOVE_BLOCKS = 8, MOVE_BLOCKS_MAX = 64, UNROLL = 4 };
-enum { MAPPED_THREADS = 256, MAPPED_BLOCKS_MAX = 64 };
+enum { MAPPED_THREADS = 256, MAPPED_BLOCKS_MAX = 16 }; /* of a copy: 256 KiB in flight */
 #define MAPPED_BYTES_MAX (UINT64_C(1) << 32)
 enum { COPY_BATCH = 4 }; /* of a warp, 64 of a block: a sequence's 24,576 copies are 384 blocks */
 

@@ -87,8 +87,6 @@ int fakegpu_stream_follow(struct gpu *gpu, struct CUstream_st *stream, struct CU
 int fakegpu_stream_sync(struct CUstream_st *stream);
 int fakegpu_stream_done(struct CUstream_st *stream);
 int fakegpu_copy(void *to, const void *from, size_t bytes, struct CUstream_st *stream);
-int fakegpu_copy_rows(void *to, const void *from, size_t bytes, size_t stride, size_t rows,
-                      struct CUstream_st *stream);
 int fakegpu_fill(void *to, uint8_t byte, size_t bytes, struct CUstream_st *stream);
 int fakegpu_host_call(struct CUstream_st *stream, void (*call)(void *), void *arg);
 int fakegpu_event_create(struct gpu *gpu, struct gpu_event **ret_event, struct err *err);

@@ -409,15 +409,6 @@ int fakegpu_copy_mapped(const struct cuda_mapped_copy *copies, uint32_t count, s
     return r;
 }
 
-int fakegpu_copy_rows(void *to, const void *from, size_t bytes, size_t stride, size_t rows,
-                      struct CUstream_st *stream)
-{
-    int r = bytes <= stride ? 0 : -EINVAL;
-    for (size_t i = 0; i < rows && r == 0; i++)
-        r = fakegpu_copy((uint8_t *)to + i * stride, (const uint8_t *)from + i * stride, bytes, stream);
-    return r;
-}
-
 int fakegpu_fill(void *to, uint8_t byte, size_t bytes, struct CUstream_st *stream)
 {
     struct copy_argument a = {to, NULL, bytes, byte};
