@@ -148,7 +148,7 @@ struct gpu_api {
     int (*gather)(const struct cuda_moves *, struct CUstream_st *);
     int (*scatter)(const struct cuda_moves *, struct CUstream_st *);
     int (*copy_pieces)(const struct cuda_copies *, struct CUstream_st *);
-    int (*copy_mapped)(const struct cuda_mapped_copy *, uint32_t count, struct CUstream_st *);
+    int (*copy_mapped)(const struct cuda_mapped_copy *, uint32_t count, uint32_t blocks, struct CUstream_st *);
     size_t (*attn_work_bytes)(uint32_t n, uint32_t q_heads, uint32_t head_dim, uint32_t list_max);
     int (*attn)(const struct cuda_attn *, struct CUstream_st *);
     int (*prefill)(const struct cuda_prefill *, struct CUstream_st *);

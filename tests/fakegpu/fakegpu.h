@@ -139,7 +139,8 @@ int fakegpu_rope_write(const struct cuda_rope *, const struct cuda_kv_write *, s
 int fakegpu_gather(const struct cuda_moves *, struct CUstream_st *);
 int fakegpu_scatter(const struct cuda_moves *, struct CUstream_st *);
 int fakegpu_copy_pieces(const struct cuda_copies *, struct CUstream_st *);
-int fakegpu_copy_mapped(const struct cuda_mapped_copy *, uint32_t count, struct CUstream_st *);
+int fakegpu_copy_mapped(const struct cuda_mapped_copy *, uint32_t count, uint32_t blocks,
+                        struct CUstream_st *);
 size_t fakegpu_attn_work_bytes(uint32_t n, uint32_t q_heads, uint32_t head_dim, uint32_t list_max);
 int fakegpu_attn(const struct cuda_attn *, struct CUstream_st *);
 int fakegpu_prefill(const struct cuda_prefill *, struct CUstream_st *);
