@@ -65,6 +65,7 @@ enum trace_span {
     TRACE_STREAM_WAIT,    /* for the GPU: rows to publish, a list's memory, the end of it all */
     TRACE_WIDEN,          /* larger buffers for lists */
     TRACE_POPULATE,       /* threads of kvstore/populate.c: first touch of a stretch */
+    TRACE_NEAR,           /* outside `awake`: looking for a step that is near */
 };
 
 extern bool trace_is_on;

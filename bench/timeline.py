@@ -11,7 +11,8 @@ With `previous` a selection is used by the step after.
 
 Behind them what the store's planner did meanwhile, and why steps were late: of those that it found, or whose tables it
 wrote, later than --late us (200) after they could be, in what it was at those times. A moment counts for the shortest
-span around it; "asleep": it was not awake; "other": it was, with nothing that has a name.
+span around it; "asleep": it was not awake; "other": it was, with nothing that has a name; "near": it looked for a step
+that is near, or was not let to.
 """
 import argparse
 import bisect
@@ -24,7 +25,7 @@ EVENTS = ("posted told heard begun queued ranked compared answered sent topk top
           "tables_early tables_late written write_back consumed launched released_early released_late ended").split()
 NAMES = {i + 1: name for i, name in enumerate(EVENTS)}
 SPANS = ("awake advance sets open close command leave move return gather back register_late register_ahead touch grow "
-         "stream_wait widen populate").split()
+         "stream_wait widen populate near").split()
 SPAN = {i + 64: name for i, name in enumerate(SPANS)}
 BESIDE = ("populate",)  # of other threads
 PARTS = (("posted", "told"), ("told", "heard"), ("heard", "begun"), ("begun", "queued"), ("queued", "ranked"),

@@ -42,8 +42,9 @@ struct cuda_mapped_copy tables_gpu_counts(const struct tables_gpu *t, const stru
                                           enum places_phase phase);
 struct cuda_mapped_copy tables_gpu_lists(const struct tables_gpu *t, const struct tables_gpu_use *use,
                                          const struct tables_gpu_lists *lists);
-/* Of the pages of one sequence of a dense step. */
-struct cuda_mapped_copy tables_gpu_pages(const struct tables_gpu *t, uint32_t step, uint32_t sequence);
+/* Queues copies of the pages of a dense step's sequences. */
+int tables_gpu_copy_pages(const struct tables_gpu *t, const struct step_record *record,
+                          struct CUstream_st *stream);
 
 /* Where a layer's KV lies: in slots or in pages; lists of the phase where `sparse`. `positions`: the
  * batch's. */

@@ -102,8 +102,8 @@ struct commit {            /* rows that are on their way into the arena (GPU) */
     } part[LIMIT_SEQUENCES];
 };
 
-/* On a GPU the next step follows that close at the heels of a sparse one, mostly, and two that follow one another
- * differ by less. */
+/* On a GPU the next step follows that close at the heels of a sparse one, mostly, and two that follow one
+ * another differ by less. */
 #define PLANNER_NEAR_NS (INT64_C(300) * 1000)
 
 struct planner_totals { /* since the start */

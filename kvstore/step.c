@@ -324,8 +324,9 @@ int64_t step_until_near(const struct planner *p, int64_t now_ns)
         return INT64_MAX;
     if (step->state == STEP_IDLE)
         return now_ns - step->ended_ns < PLANNER_NEAR_NS ? 0 : INT64_MAX;
+    bool computed = step->state == STEP_WRITTEN || step->state == STEP_CONSUMED;
     int64_t from_ns = step->seen_ns + step->took_ns - PLANNER_NEAR_NS;
-    if (step->state != STEP_WRITTEN || step->took_ns == 0 || now_ns - from_ns >= 2 * PLANNER_NEAR_NS)
+    if (!computed || step->took_ns < 4 * PLANNER_NEAR_NS || now_ns - from_ns >= 2 * PLANNER_NEAR_NS)
         return INT64_MAX;
     return now_ns < from_ns ? from_ns - now_ns : 0;
 }

@@ -17,7 +17,8 @@ void step_leave(struct planner *planner, struct sequence *sequence);
 
 /* ns until a moment that the planner's thread should meet awake, 0: it is now, INT64_MAX: none is known. On a
  * GPU the next step follows at the heels of a sparse one, and one ends when about as long has passed as the
- * last one took: to be woken then would take longer than all that is left to do for the next one's tables. */
+ * last one took: to be woken then would take longer than all that is left to do for the next one's tables.
+ * Steps so short that it would be most of them are slept through. */
 int64_t step_until_near(const struct planner *planner, int64_t now_ns);
 
 #endif

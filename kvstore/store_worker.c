@@ -1,12 +1,14 @@
 /* The planner's thread; see store_worker.h. It sleeps on its mailbox and on the store's doorbell, or, while a
  * dense step's staging waits for the decoder, on RUN_CONSUMED in slices; for a millisecond at most while
- * the GPU has work of ours. It must never touch a socket. */
+ * the GPU has work of ours, and not at all while a step's end or the next one is near. It must never touch a
+ * socket. */
 #include "kvstore/store_worker.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -440,6 +442,12 @@ static void snapshot(struct store_worker *w)
     pthread_mutex_unlock(&w->mutex);
 }
 
+static int64_t until_near(const struct store_worker *w)
+{
+    return w->planner ? step_until_near(w->planner, clock_now_ns()) : INT64_MAX;
+}
+
+/* Work that is at hand (timeout_ms 0) waits while a step is near. */
 static void sleep_until_news(struct store_worker *w, int timeout_ms)
 {
     uint32_t step;
@@ -451,16 +459,22 @@ static void sleep_until_news(struct store_worker *w, int timeout_ms)
     struct pollfd wait[2] = {{.fd = mailbox_fd(w->commands), .events = POLLIN},
                              {.fd = w->store_bell, .events = POLLIN}};
     nfds_t count = w->store_bell >= 0 ? 2 : 1;
+    int64_t begin = clock_now_ns(), end = timeout_ms ? begin + timeout_ms * CLOCK_MS : INT64_MAX;
+    int64_t near_ns = until_near(w);
     int r = 0;
-    int64_t near_ns;
-    while ((near_ns = w->planner ? step_until_near(w->planner, clock_now_ns()) : INT64_MAX) == 0 && r == 0)
+    for (; r == 0 && near_ns == 0 && clock_now_ns() < end; near_ns = until_near(w)) {
         r = poll(wait, count, 0);
+        sched_yield();
+    }
+    trace_end(TRACE_NEAR, begin);
     if (r == 0 && w->planner)
         step_write_owed(w->planner);
     if (r == 0) {
-        int64_t sleep_ns = timeout_ms * CLOCK_MS < near_ns ? timeout_ms * CLOCK_MS : near_ns;
-        struct timespec sleep = {.tv_sec = sleep_ns / CLOCK_S, .tv_nsec = sleep_ns % CLOCK_S};
-        r = ppoll(wait, count, &sleep, NULL);
+        int64_t left_ns = timeout_ms ? end - clock_now_ns() : 0;
+        left_ns = left_ns < near_ns ? left_ns : near_ns;
+        left_ns = left_ns > 0 ? left_ns : 0;
+        struct timespec left = {.tv_sec = left_ns / CLOCK_S, .tv_nsec = left_ns % CLOCK_S};
+        r = ppoll(wait, count, &left, NULL);
     }
     CHECK(r >= 0 || errno == EINTR);
 }

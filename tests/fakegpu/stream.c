@@ -393,7 +393,7 @@ int fakegpu_copy(void *to, const void *from, size_t bytes, struct CUstream_st *s
 int fakegpu_copy_mapped(const struct cuda_mapped_copy *copies, uint32_t count, uint32_t blocks,
                         struct CUstream_st *stream)
 {
-    int r = count <= CUDA_MAPPED_COPIES && blocks <= 64 ? 0 : -EINVAL;
+    int r = count <= CUDA_MAPPED_COPIES && blocks <= CUDA_MAPPED_BLOCKS ? 0 : -EINVAL;
     for (uint32_t i = 0; i < count && r == 0; i++) {
         const struct cuda_mapped_copy *c = &copies[i];
         uint64_t stride = c->rows > 1 ? c->stride : 0;

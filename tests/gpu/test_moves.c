@@ -284,7 +284,7 @@ static void test_copy_mapped(void)
     EXPECT(cuda_copy_mapped(copies, CUDA_MAPPED_COPIES, 0, NULL) == 0);
     gpu_equal("copy_mapped of several", gpu_download(device, ALL), ref, ALL);
     EXPECT(cuda_copy_mapped(copies, CUDA_MAPPED_COPIES + 1, 0, NULL) == -EINVAL);
-    EXPECT(cuda_copy_mapped(copies, CUDA_MAPPED_COPIES, 65, NULL) == -EINVAL);
+    EXPECT(cuda_copy_mapped(copies, CUDA_MAPPED_COPIES, CUDA_MAPPED_BLOCKS + 1, NULL) == -EINVAL);
     EXPECT(cuda_copy_mapped(copies, 0, 0, NULL) == 0);
     static const struct cuda_mapped_copy wrong[] = {
         {NULL, NULL, 6, 0, 1},      {(void *)2, NULL, 4, 0, 1},
@@ -340,10 +340,66 @@ static void test_copy_mapped_before_an_early_launch(void)
     EXPECT(cudaStreamDestroy(stream) == cudaSuccess);
 }
 
+/* The same of what plain loads read, and read before, through caches: rope_write, its rows and its table of
+ * places. Each launch writes both to where the one before did not. */
+static void test_copy_mapped_before_rope_write(void)
+{
+    enum { N = 7, STRIDE = 3 * HEADS * DIM, LAUNCHES = 12, TABLE = ROWS * LAYERS * PAGES * 8 };
+    static const uint32_t items[N] = {0, 1, 63, 64, 65, 128, 255};
+    uint64_t *at, *host_at[2], *mapped_at[2];
+    uint32_t *host_rows[2], *mapped_rows[2], *rows = gpu_alloc(N * 4);
+    struct cuda_kv_view kv = make_view(false, DTYPE_BF16, &at);
+    for (int s = 0; s < 2; s++) {
+        host_rows[s] = gpu_mapped(N * 4, (void **)&mapped_rows[s]);
+        host_at[s] = gpu_mapped(TABLE, (void **)&mapped_at[s]);
+        memcpy(host_at[s], at, TABLE);
+        for (int p = 0; p < PAGES / 2 && s; p++) { /* pages of row 1 change places */
+            uint64_t *of_row = host_at[s] + LAYERS * PAGES, first = of_row[p];
+            of_row[p] = of_row[PAGES - 1 - p];
+            of_row[PAGES - 1 - p] = first;
+        }
+        for (int t = 0; t < N; t++)
+            host_rows[s][t] = s;
+    }
+    float *table = gpu_upload(gpu_normals(N * DIM, 1), N * DIM * 4), *x[LAUNCHES];
+    uint32_t *device_items = gpu_upload(items, sizeof items);
+    for (int i = 0; i < LAUNCHES; i++)
+        x[i] = gpu_upload(gpu_normals(N * STRIDE, 1), N * STRIDE * 4);
+    uint8_t *memory[2];
+    for (int early = 0; early < 2; early++) {
+        float *copy = gpu_alloc(N * STRIDE * 4);
+        EXPECT(cudaMemset(kv.base, 0xff, kv.device_bytes) == cudaSuccess);
+        for (int i = 0; i < LAUNCHES; i++) {
+            struct cuda_mapped_copy copies[2] = {{rows, mapped_rows[i % 2], N * 4, 0, 1},
+                                                 {(void *)kv.at, mapped_at[i % 2], TABLE, 0, 1}};
+            struct cuda_rope rope = {copy, DTYPE_F32, STRIDE, table, N, 2 * HEADS, DIM, DIM, 1};
+            struct cuda_kv_write write = {.kv = kv,
+                                          .k = copy + HEADS * DIM,
+                                          .v = copy + 2 * HEADS * DIM,
+                                          .stride = STRIDE,
+                                          .rows = rows,
+                                          .items = device_items,
+                                          .row_count = ROWS,
+                                          .n = N,
+                                          .kv_heads = HEADS,
+                                          .head_dim = DIM};
+            EXPECT(cudaMemcpyAsync(copy, x[i], N * STRIDE * 4, cudaMemcpyDeviceToDevice, NULL) ==
+                   cudaSuccess);
+            EXPECT(cuda_copy_mapped(copies, 2, 0, NULL) == 0);
+            if (!early)
+                EXPECT(cudaDeviceSynchronize() == cudaSuccess);
+            EXPECT(cuda_rope_write(&rope, &write, NULL) == 0);
+        }
+        memory[early] = gpu_download(kv.base, kv.device_bytes);
+    }
+    gpu_equal("pieces", memory[1], memory[0], kv.device_bytes);
+}
+
 const struct gpu_test tests_moves[] = {{"kv_write", test_kv_write},
                                        {"rope_write", test_rope_write},
                                        {"gather_scatter", test_gather_scatter},
                                        {"copy_pieces", test_copy_pieces},
                                        {"copy_mapped", test_copy_mapped},
                                        {"copy_mapped_early", test_copy_mapped_before_an_early_launch},
+                                       {"copy_mapped_tables", test_copy_mapped_before_rope_write},
                                        {NULL, NULL}};

@@ -77,9 +77,10 @@ static inline void store_lists(struct store *s, struct table_view *v, const stru
 
 static inline void store_places(struct store *s, struct table_view *v, const struct step_entry *e, int fault)
 {
+    uint32_t last = (e->position + e->count - 1) / BLOCK_TOKENS; /* no page before its time */
     for (uint32_t l = 0; l < s->layout.layers; l++) {
         for (uint32_t p = 0; p < STORE_CONTEXT / BLOCK_TOKENS; p++)
-            table_pages_at(v, e->sequence, l)[p] = store_page(s, e->sequence, l, p);
+            table_pages_at(v, e->sequence, l)[p] = p <= last ? store_page(s, e->sequence, l, p) : UINT64_MAX;
         for (uint32_t b = 0; b < s->control->slabs_max; b++)
             table_slabs_at(v, e->sequence, l)[b] = store_slab(s, e->sequence, l, b);
         if (fault == STORE_BAD_PAGE)

@@ -69,6 +69,8 @@ static void test_near_steps(void **state)
         assert_true(step_until_near(f->planner, end - PLANNER_NEAR_NS) == (i ? 0 : INT64_MAX));
         assert_true(step_until_near(f->planner, end + PLANNER_NEAR_NS - 1) == (i ? 0 : INT64_MAX));
         assert_true(step_until_near(f->planner, end + PLANNER_NEAR_NS) == INT64_MAX);
+        now->took_ns = 4 * PLANNER_NEAR_NS - 1; /* short */
+        assert_true(step_until_near(f->planner, now->seen_ns + now->took_ns) == INT64_MAX);
         write_tokens(f, s, 1);
         fake_end_step(f, &step);
         assert_true(step_until_near(f->planner, now->ended_ns + PLANNER_NEAR_NS - 1) == 0);

@@ -1,5 +1,6 @@
 /* Steps through the planner with rows that say where they belong: dense and sparse, all selection modes, all
  * residency levels and changes of it, staging, write-back, slots under pressure. */
+#include "kvstore/step.h"
 #include "tests/unit/kvstore_fake_sets.h"
 
 static const struct fake_open OPEN_SPARSE = {
@@ -103,6 +104,7 @@ static void run_sparse(uint64_t seed, uint32_t selection, int32_t runs, unsigned
     }
     assert_int_equal(f->reselects, 0);
     assert_int_equal(f->broken, 0);
+    assert_true(step_until_near(f->planner, f->planner->step.ended_ns) == (fake_gpu ? 0 : INT64_MAX));
     planner_commit(f->planner, true);
     for (uint32_t i = 0; i < n; i++) {
         fake_check_host(f, &f->sequences[i], 0, f->sequences[i].next);
