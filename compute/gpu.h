@@ -23,7 +23,7 @@
 #include "compute/cuda/kernels.h"
 #include "compute/cuda/sets.h"
 
-#define GPU_API_VERSION 13
+#define GPU_API_VERSION 12
 #define GPU_API_SYMBOL  "specontext_gpu_api" /* const struct gpu_api *specontext_gpu_api(void) */
 #define GPU_IPC_BYTES   64
 
@@ -95,7 +95,10 @@ struct gpu_api {
     int (*stream_sync)(struct CUstream_st *stream); /* blocks; -EIO: see check() */
     int (*stream_done)(struct CUstream_st *stream); /* 1: all work is done, 0: not yet, -EIO */
     int (*copy)(void *to, const void *from, size_t bytes, struct CUstream_st *stream); /* any direction */
-    int (*fill)(void *to, uint8_t byte, size_t bytes, struct CUstream_st *stream);     /* device memory */
+    /* `rows` rows of `bytes` each, `stride` bytes apart at both ends. */
+    int (*copy_rows)(void *to, const void *from, size_t bytes, size_t stride, size_t rows,
+                     struct CUstream_st *stream);
+    int (*fill)(void *to, uint8_t byte, size_t bytes, struct CUstream_st *stream); /* device memory */
     /* Calls call(arg) on a thread of the library when the stream comes to it; it must not call this table and
      * must be short. Not inside a capture. */
     int (*host_call)(struct CUstream_st *stream, void (*call)(void *), void *arg);
@@ -148,8 +151,7 @@ struct gpu_api {
     int (*gather)(const struct cuda_moves *, struct CUstream_st *);
     int (*scatter)(const struct cuda_moves *, struct CUstream_st *);
     int (*copy_pieces)(const struct cuda_copies *, struct CUstream_st *);
-    int (*copy_mapped)(const struct cuda_mapped_copy *, uint32_t count, uint32_t blocks,
-                       struct CUstream_st *);
+    int (*copy_mapped)(const struct cuda_mapped_copy *, uint32_t count, struct CUstream_st *);
     size_t (*attn_work_bytes)(uint32_t n, uint32_t q_heads, uint32_t head_dim, uint32_t list_max);
     int (*attn)(const struct cuda_attn *, struct CUstream_st *);
     int (*prefill)(const struct cuda_prefill *, struct CUstream_st *);

@@ -304,7 +304,7 @@ int inputs_gpu_queue(struct inputs_gpu *in)
 {
     const struct cuda_mapped_copy all = {
         .to = in->copy, .from = in->host_device, .bytes = in->at.bytes, .rows = 1};
-    return in->api->copy_mapped(&all, 1, 0, in->device->stream);
+    return in->api->copy_mapped(&all, 1, in->device->stream);
 }
 
 struct cuda_mapped_copy inputs_gpu_rows_copy(const struct inputs_gpu *in, enum places_phase phase)

@@ -93,6 +93,12 @@ static struct cuda_mapped_copy part_of(const struct tables_gpu *t, const struct 
                                      .rows = use->rows};
 }
 
+int tables_gpu_copy(struct tables_gpu *t, const struct cuda_mapped_copy *part, struct CUstream_st *stream)
+{
+    const uint8_t *host = (const uint8_t *)t->control + ((const uint8_t *)part->from - t->control_device);
+    return t->api->copy_rows(part->to, host, part->bytes, part->stride, part->rows, stream);
+}
+
 /* Bytes of one table row of each array. */
 static uint64_t counts_row(const struct tables_gpu *t)
 {
@@ -149,23 +155,13 @@ struct cuda_mapped_copy tables_gpu_lists(const struct tables_gpu *t, const struc
     return part_of(t, use, (lists->slotted ? t->at.slots : t->at.positions) + before, group, lists_row(t));
 }
 
-int tables_gpu_copy_pages(const struct tables_gpu *t, const struct step_record *record,
-                          struct CUstream_st *stream)
+int tables_gpu_copy_pages(struct tables_gpu *t, uint32_t step, uint32_t sequence)
 {
-    const struct tables_gpu_use one = {.step = record->step, .rows = 1};
-    struct cuda_mapped_copy copies[CUDA_MAPPED_COPIES];
-    uint32_t count = 0;
-    int r = 0;
-    for (uint32_t e = 0; r == 0 && e < record->entries; e++) {
-        uint32_t sequence = record->entry[e].sequence;
-        CHECK(sequence < t->header.sequences_max);
-        copies[count++] = part_of(t, &one, t->at.pages + sequence * pages_row(t), pages_row(t), pages_row(t));
-        if (count < CUDA_MAPPED_COPIES && e + 1 < record->entries)
-            continue;
-        r = t->api->copy_mapped(copies, count, 0, stream);
-        count = 0;
-    }
-    return r;
+    const struct tables_gpu_use one = {.step = step, .rows = 1};
+    CHECK(sequence < t->header.sequences_max);
+    const struct cuda_mapped_copy pages =
+        part_of(t, &one, t->at.pages + sequence * pages_row(t), pages_row(t), pages_row(t));
+    return tables_gpu_copy(t, &pages, t->device->stream);
 }
 
 static void aim_view(const struct tables_gpu *t, const struct tables_gpu_layer *l, struct cuda_kv_view *ret)

@@ -29,7 +29,8 @@ struct tables_gpu_use {
 /* Copies of a sparse step's tables: where rows lie in layers [layer, end), all in pages or all in slots, and
  * for those in slots where new rows are written; how many a phase's lists have; the lists of one group of
  * layers. At 32 sequences of 32K and lists of 2048 for 8 heads they are 0.1 MB a layer in pages, 2 MB for
- * lists of positions and 2 MB for lists of slots. */
+ * lists of positions and 2 MB for lists of slots. Either by tables_gpu_copy, or with others by copy_mapped
+ * (compute/gpu.h). */
 struct tables_gpu_lists {
     enum places_phase phase;
     uint32_t group;
@@ -42,9 +43,10 @@ struct cuda_mapped_copy tables_gpu_counts(const struct tables_gpu *t, const stru
                                           enum places_phase phase);
 struct cuda_mapped_copy tables_gpu_lists(const struct tables_gpu *t, const struct tables_gpu_use *use,
                                          const struct tables_gpu_lists *lists);
-/* Queues copies of the pages of a dense step's sequences. */
-int tables_gpu_copy_pages(const struct tables_gpu *t, const struct step_record *record,
-                          struct CUstream_st *stream);
+/* Queues one of them on a copy engine, beside what the card computes. */
+int tables_gpu_copy(struct tables_gpu *t, const struct cuda_mapped_copy *part, struct CUstream_st *stream);
+/* The pages of one sequence of a dense step. */
+int tables_gpu_copy_pages(struct tables_gpu *t, uint32_t step, uint32_t sequence);
 
 /* Where a layer's KV lies: in slots or in pages; lists of the phase where `sparse`. `positions`: the
  * batch's. */

@@ -114,7 +114,7 @@ static int check_room(struct card *c, struct err *err)
 void card_copy(struct card *c, void *to, const void *from, uint64_t bytes, struct CUstream_st *stream)
 {
     const struct cuda_mapped_copy copy = {.to = to, .from = from, .bytes = bytes, .rows = 1};
-    card_must(c, c->api->copy_mapped(&copy, 1, 0, stream), "copy");
+    card_must(c, c->api->copy_mapped(&copy, 1, stream), "copy");
 }
 
 /* Masses, and counts of changes behind them. */

@@ -418,6 +418,14 @@ static int copy(void *to, const void *from, size_t bytes, struct CUstream_st *st
     return bytes ? gpu_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream)) : 0;
 }
 
+static int copy_rows(void *to, const void *from, size_t bytes, size_t stride, size_t rows,
+                     struct CUstream_st *stream)
+{
+    if (!bytes || !rows)
+        return 0;
+    return gpu_status(cudaMemcpy2DAsync(to, stride, from, stride, bytes, rows, cudaMemcpyDefault, stream));
+}
+
 static int fill(void *to, uint8_t byte, size_t bytes, struct CUstream_st *stream)
 {
     return bytes ? gpu_status(cudaMemsetAsync(to, byte, bytes, stream)) : 0;
@@ -605,6 +613,7 @@ static const struct gpu_api api = {
     .stream_sync = stream_sync,
     .stream_done = stream_done,
     .copy = copy,
+    .copy_rows = copy_rows,
     .fill = fill,
     .host_call = host_call,
     .event_create = event_create,

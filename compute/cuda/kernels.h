@@ -256,16 +256,13 @@ struct cuda_mapped_copy {
     uint64_t bytes, stride;
     uint32_t rows;
 };
-enum { CUDA_MAPPED_COPIES = 6, CUDA_MAPPED_BLOCKS = 64 };
-/* Up to CUDA_MAPPED_COPIES of them by one kernel, for what a step reads and gives. A copy engine takes copies
+enum { CUDA_MAPPED_COPIES = 6 };
+/* Up to CUDA_MAPPED_COPIES of them by one kernel: for what a step cannot wait for. A copy engine takes copies
  * in order, of all processes that share it: behind one whose stream waits for a flag, or behind 13 MB of
  * tables, a copy of 18 KB took 0.5 to 1.7 ms; and each begins some us after the one before. A launch that
- * follows may read what was copied before launch_wait() (launch.cuh). A graph is launched 5 us sooner for
- * each copy that is a kernel. `blocks`: at most so many a copy, each with 16 KiB in flight where all is on 16
- * bytes; 0: CUDA_MAPPED_BLOCKS. What lies beside others' work and has time takes few. Bytes: over the link
- * once; floor: that over the link's rate, and a journey of some 2 us. */
-int cuda_copy_mapped(const struct cuda_mapped_copy *copies, uint32_t count, uint32_t blocks,
-                     struct CUstream_st *stream);
+ * follows may read what was copied before launch_wait() (launch.cuh). Bytes: over the link once; floor: that
+ * over the link's rate, and a journey of some 2 us. */
+int cuda_copy_mapped(const struct cuda_mapped_copy *copies, uint32_t count, struct CUstream_st *stream);
 
 /* ---- Attention (attention.cu, prefill.cu) ---- */
 

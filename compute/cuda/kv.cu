@@ -6,7 +6,7 @@
 #include "compute/cuda/launch.cuh"
 
 enum { WRITE_THREADS = 256, MOVE_THREADS = 512, MOVE_BLOCKS = 8, MOVE_BLOCKS_MAX = 64, UNROLL = 4 };
-enum { MAPPED_THREADS = 256 };
+enum { MAPPED_THREADS = 256, MAPPED_BLOCKS_MAX = 64 };
 #define MAPPED_BYTES_MAX (UINT64_C(1) << 32)
 enum { COPY_BATCH = 4 }; /* of a warp, 64 of a block: a sequence's 24,576 copies are 384 blocks */
 
@@ -310,12 +310,11 @@ __global__ void __launch_bounds__(MAPPED_THREADS)
     __threadfence_system(); /* a launch that begins early reads it when this has ended, flushed or not */
 }
 
-int cuda_copy_mapped(const struct cuda_mapped_copy *copies, uint32_t count, uint32_t blocks,
-                     struct CUstream_st *stream)
+int cuda_copy_mapped(const struct cuda_mapped_copy *copies, uint32_t count, struct CUstream_st *stream)
 {
     struct mapped_copies all = {};
     uint64_t most = 0;
-    if (count > CUDA_MAPPED_COPIES || blocks > CUDA_MAPPED_BLOCKS)
+    if (count > CUDA_MAPPED_COPIES)
         return -EINVAL;
     for (uint32_t i = 0; i < count; i++) {
         const struct cuda_mapped_copy &c = copies[i];
@@ -331,7 +330,7 @@ int cuda_copy_mapped(const struct cuda_mapped_copy *copies, uint32_t count, uint
     }
     if (most == 0)
         return 0;
-    unsigned needed = ceil_div(most, MAPPED_THREADS), limit = blocks ? blocks : (unsigned)CUDA_MAPPED_BLOCKS;
-    copy_mapped_kernel<<<dim3(needed < limit ? needed : limit, count), MAPPED_THREADS, 0, stream>>>(all);
+    unsigned blocks = ceil_div(most, MAPPED_THREADS), limit = MAPPED_BLOCKS_MAX;
+    copy_mapped_kernel<<<dim3(blocks < limit ? blocks : limit, count), MAPPED_THREADS, 0, stream>>>(all);
     return launch_status();
 }

@@ -170,6 +170,7 @@ static const struct gpu_api table = {
     .stream_sync = fakegpu_stream_sync,
     .stream_done = fakegpu_stream_done,
     .copy = fakegpu_copy,
+    .copy_rows = fakegpu_copy_rows,
     .fill = fakegpu_fill,
     .host_call = fakegpu_host_call,
     .event_create = fakegpu_event_create,

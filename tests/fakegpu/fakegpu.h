@@ -87,6 +87,8 @@ int fakegpu_stream_follow(struct gpu *gpu, struct CUstream_st *stream, struct CU
 int fakegpu_stream_sync(struct CUstream_st *stream);
 int fakegpu_stream_done(struct CUstream_st *stream);
 int fakegpu_copy(void *to, const void *from, size_t bytes, struct CUstream_st *stream);
+int fakegpu_copy_rows(void *to, const void *from, size_t bytes, size_t stride, size_t rows,
+                      struct CUstream_st *stream);
 int fakegpu_fill(void *to, uint8_t byte, size_t bytes, struct CUstream_st *stream);
 int fakegpu_host_call(struct CUstream_st *stream, void (*call)(void *), void *arg);
 int fakegpu_event_create(struct gpu *gpu, struct gpu_event **ret_event, struct err *err);
@@ -139,8 +141,7 @@ int fakegpu_rope_write(const struct cuda_rope *, const struct cuda_kv_write *, s
 int fakegpu_gather(const struct cuda_moves *, struct CUstream_st *);
 int fakegpu_scatter(const struct cuda_moves *, struct CUstream_st *);
 int fakegpu_copy_pieces(const struct cuda_copies *, struct CUstream_st *);
-int fakegpu_copy_mapped(const struct cuda_mapped_copy *, uint32_t count, uint32_t blocks,
-                        struct CUstream_st *);
+int fakegpu_copy_mapped(const struct cuda_mapped_copy *, uint32_t count, struct CUstream_st *);
 size_t fakegpu_attn_work_bytes(uint32_t n, uint32_t q_heads, uint32_t head_dim, uint32_t list_max);
 int fakegpu_attn(const struct cuda_attn *, struct CUstream_st *);
 int fakegpu_prefill(const struct cuda_prefill *, struct CUstream_st *);

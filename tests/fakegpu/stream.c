@@ -390,10 +390,9 @@ int fakegpu_copy(void *to, const void *from, size_t bytes, struct CUstream_st *s
     return FAKEGPU_LAUNCH(stream, run_copy, &a, NULL);
 }
 
-int fakegpu_copy_mapped(const struct cuda_mapped_copy *copies, uint32_t count, uint32_t blocks,
-                        struct CUstream_st *stream)
+int fakegpu_copy_mapped(const struct cuda_mapped_copy *copies, uint32_t count, struct CUstream_st *stream)
 {
-    int r = count <= CUDA_MAPPED_COPIES && blocks <= CUDA_MAPPED_BLOCKS ? 0 : -EINVAL;
+    int r = count <= CUDA_MAPPED_COPIES ? 0 : -EINVAL;
     for (uint32_t i = 0; i < count && r == 0; i++) {
         const struct cuda_mapped_copy *c = &copies[i];
         uint64_t stride = c->rows > 1 ? c->stride : 0;
@@ -407,6 +406,15 @@ int fakegpu_copy_mapped(const struct cuda_mapped_copy *copies, uint32_t count, u
             r = FAKEGPU_LAUNCH(stream, run_copy, &a, a.to, a.from);
         }
     }
+    return r;
+}
+
+int fakegpu_copy_rows(void *to, const void *from, size_t bytes, size_t stride, size_t rows,
+                      struct CUstream_st *stream)
+{
+    int r = bytes <= stride ? 0 : -EINVAL;
+    for (size_t i = 0; i < rows && r == 0; i++)
+        r = fakegpu_copy((uint8_t *)to + i * stride, (const uint8_t *)from + i * stride, bytes, stream);
     return r;
 }
 

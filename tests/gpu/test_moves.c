@@ -253,7 +253,7 @@ static void test_copy_mapped(void)
         EXPECT(cudaMemset(device, 0x5a, ALL) == cudaSuccess);
         struct cuda_mapped_copy copy = {to_device ? device + at : mapped + at,
                                         to_device ? mapped + 64 + at : device + 64 + at, n, 0, 1};
-        EXPECT(cuda_copy_mapped(&copy, 1, i % 3, NULL) == 0);
+        EXPECT(cuda_copy_mapped(&copy, 1, NULL) == 0);
         EXPECT(cudaDeviceSynchronize() == cudaSuccess);
         if (to_device) {
             memset(host, 0x5a, ALL);
@@ -281,17 +281,16 @@ static void test_copy_mapped(void)
                    host + ((const uint8_t *)copies[i].from - mapped) + row * copies[i].stride,
                    copies[i].bytes);
     EXPECT(cudaMemset(device, 0x5a, ALL) == cudaSuccess);
-    EXPECT(cuda_copy_mapped(copies, CUDA_MAPPED_COPIES, 0, NULL) == 0);
+    EXPECT(cuda_copy_mapped(copies, CUDA_MAPPED_COPIES, NULL) == 0);
     gpu_equal("copy_mapped of several", gpu_download(device, ALL), ref, ALL);
-    EXPECT(cuda_copy_mapped(copies, CUDA_MAPPED_COPIES + 1, 0, NULL) == -EINVAL);
-    EXPECT(cuda_copy_mapped(copies, CUDA_MAPPED_COPIES, CUDA_MAPPED_BLOCKS + 1, NULL) == -EINVAL);
-    EXPECT(cuda_copy_mapped(copies, 0, 0, NULL) == 0);
+    EXPECT(cuda_copy_mapped(copies, CUDA_MAPPED_COPIES + 1, NULL) == -EINVAL);
+    EXPECT(cuda_copy_mapped(copies, 0, NULL) == 0);
     static const struct cuda_mapped_copy wrong[] = {
         {NULL, NULL, 6, 0, 1},      {(void *)2, NULL, 4, 0, 1},
         {NULL, (void *)1, 4, 0, 1}, {NULL, NULL, 16, 12, 2},
         {NULL, NULL, 16, 18, 2},    {NULL, NULL, UINT64_MAX / 4 + 1, UINT64_MAX / 4 + 1, 4}};
     for (int i = 0; i < COUNT_OF(wrong); i++)
-        EXPECT(cuda_copy_mapped(&wrong[i], 1, 0, NULL) == -EINVAL);
+        EXPECT(cuda_copy_mapped(&wrong[i], 1, NULL) == -EINVAL);
     EXPECT(cudaFreeHost(host) == cudaSuccess);
 }
 
@@ -324,7 +323,7 @@ static void test_copy_mapped_before_an_early_launch(void)
         for (int i = 0; i < PRODUCTS; i++) {
             struct cuda_mapped_copy copy = {w, mapped[i % 2], WEIGHTS * 2, 0, 1};
             gemv.out = out + (size_t)i * N_ROWS;
-            EXPECT(cuda_copy_mapped(&copy, 1, i % 3, stream) == 0 && cuda_gemv(&gemv, stream) == 0);
+            EXPECT(cuda_copy_mapped(&copy, 1, stream) == 0 && cuda_gemv(&gemv, stream) == 0);
         }
         if (captured) {
             EXPECT(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
@@ -385,7 +384,7 @@ static void test_copy_mapped_before_rope_write(void)
                                           .head_dim = DIM};
             EXPECT(cudaMemcpyAsync(copy, x[i], N * STRIDE * 4, cudaMemcpyDeviceToDevice, NULL) ==
                    cudaSuccess);
-            EXPECT(cuda_copy_mapped(copies, 2, 0, NULL) == 0);
+            EXPECT(cuda_copy_mapped(copies, 2, NULL) == 0);
             if (!early)
                 EXPECT(cudaDeviceSynchronize() == cudaSuccess);
             EXPECT(cuda_rope_write(&rope, &write, NULL) == 0);
