@@ -42,7 +42,8 @@ def wanted(report, row):
                threshold(row, move), 1.5, f"repeat {move['repeat']}, step {move['step']}; {row['move_ms']:.1f} ms of the store for {len(row['moves'])}")
     tables, retriever = row["wait_us"]["tables"], sum(v or 0 for v in row["retriever"].values())
     if many and mps:
-        text = f"p50 {tables['p50'] or 0:.0f}, p99 {tables['p99'] or 0:.0f} us"
+        steps = sum(len(repeat) for repeat in row["steps_ms"])
+        text = f"p50 {tables['p50'] or 0:.0f}, p99 {tables['p99'] or 0:.0f} us, of {steps} steps"
         if report["selection"] == "previous":
             yield "wait for tables, p50 us", tables["p50"], 20, text
             yield "wait for tables, p99 us", tables["p99"], 100, text

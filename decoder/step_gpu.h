@@ -28,7 +28,7 @@
 #include "decoder/stepper.h"
 #include "proto/control.h"
 
-enum { STEP_GPU_PROFILE_EVERY = 128, STEP_GPU_PROFILE_AT = 16, STEP_GPU_DIRECT = 16 };
+enum { STEP_GPU_PROFILE_EVERY = 512, STEP_GPU_PROFILE_AT = 16, STEP_GPU_DIRECT = 16 };
 
 struct step_gpu;
 

@@ -181,7 +181,7 @@ static void test_measured_steps_are_counted(void **state)
     open_gpu();
     for (uint32_t i = 1; i <= 2; i++) {
         g.beside = i == 1 ? look_at_figures : NULL;
-        ask(&g, i, i, PROMPT, plain(STEP_GPU_PROFILE_EVERY + 1, 0, SELECTION_PREVIOUS));
+        ask(&g, i, i, PROMPT, plain(200, 0, SELECTION_PREVIOUS));
         finish(&g);
         struct step_gpu_figures f = figures();
         assert_int_equal(f.profiled, i * (chunks + 1));
