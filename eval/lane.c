@@ -45,7 +45,7 @@ static void loaders_init(struct lane *n)
         uint32_t needed = elastic_slots_needed(&p);
         slots = slots < needed ? needed : slots;
         slots = slots < o->capacity ? slots : o->capacity;
-        p.slots = slots < ELASTIC_SLOTS_MAX ? (uint32_t)slots : ELASTIC_SLOTS_MAX;
+        p.slots = slots < LIMIT_SLOTS ? (uint32_t)slots : LIMIT_SLOTS;
         elastic_init(&n->loaders[i], &p);
         for (uint32_t g = 0; g < n->layout.groups; g++)
             elastic_attach(&n->loaders[i], g, 0);

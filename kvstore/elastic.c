@@ -29,7 +29,7 @@ uint32_t elastic_slots_needed(const struct elastic_params *p)
 
 void elastic_init(struct elastic *e, const struct elastic_params *p)
 {
-    CHECK(p->slots <= ELASTIC_SLOTS_MAX);
+    CHECK(p->slots <= LIMIT_SLOTS);
     memset(e, 0, sizeof *e);
     e->layout = *p->layout;
     e->capacity = p->capacity;

@@ -20,8 +20,6 @@
 #include "proto/layout.h"
 #include "proto/msg.h"
 
-#define ELASTIC_SLOTS_MAX 65534u /* of one (group, row head): slot numbers are 16 bits wide in here */
-
 struct elastic_load { /* a row that must be brought into a slot */
     uint32_t position;
     uint16_t slot;

@@ -30,8 +30,7 @@ static uint32_t budget_max(const struct planner *p)
 static uint32_t slots_max(const struct planner *p)
 {
     uint64_t slots = p->options.slots ? p->options.slots : (uint64_t)budget_max(p) * 3 / 2;
-    slots = slots < p->layout.context_max ? slots : p->layout.context_max;
-    return slots < ELASTIC_SLOTS_MAX ? (uint32_t)slots : ELASTIC_SLOTS_MAX;
+    return memory_slots(slots < UINT32_MAX ? (uint32_t)slots : UINT32_MAX, p->layout.context_max);
 }
 
 /* Fixed for the planner's life: what the arena lacks cannot be offloaded later. */

@@ -25,7 +25,7 @@ static const struct option_entry table[] = {
     {.name = "sequences", .kind = OPTION_UINT, AT(sequences), .argument = "N", .initial = "32", .least = 1,
      .most = LIMIT_SEQUENCES, .text = "sequences at a time"},
     {.name = "slots", .kind = OPTION_UINT, AT(slots), .argument = "N", .initial = "0",
-     .most = ELASTIC_SLOTS_MAX, .text = "slots of a sequence, group and row head; 0: 1.5 x its budget"},
+     .most = LIMIT_SLOTS, .text = "slots of a sequence, group and row head; 0: 1.5 x its budget"},
     {.name = "budget", .kind = OPTION_UINT, AT(budget), .argument = "N", .initial = "0",
      .most = LIMIT_CONTEXT, .text = "largest budget that a sequence may ask for; 0: the context"},
     {.name = "threads", .kind = OPTION_UINT, AT(threads), .argument = "N", .least = 1, .most = THREADS_MAX,

@@ -39,7 +39,7 @@ static void layout_of(const struct model *model, const struct head *head, uint32
 
 static uint32_t slots_of(const struct gpu_memory_load *load)
 {
-    return load->slots ? load->slots : load->budget + load->budget / 2;
+    return memory_slots(load->slots ? load->slots : load->budget + load->budget / 2, load->context);
 }
 
 static uint64_t arena_bytes(const struct gpu_memory_load *load, const struct kv_layout *layout)

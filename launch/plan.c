@@ -67,7 +67,7 @@ static const struct option_entry table[] = {
     {.name = "ctx-size", .letter = 'c', .kind = OPTION_UINT, AT(ctx_size), .argument = "N", .least = 1,
      .most = LIMIT_CONTEXT, .group = LOAD,
      .text = "positions that a sequence may have, as given to run (default: the model's)"},
-    {.name = "slots", .kind = OPTION_UINT, AT(slots), .argument = "N", .least = 1, .most = LIMIT_CONTEXT,
+    {.name = "slots", .kind = OPTION_UINT, AT(slots), .argument = "N", .least = 1, .most = LIMIT_SLOTS,
      .group = LOAD, .text = "slots a row head (default: 1.5 budgets; exact only)"},
     {.name = "offload-layers", .kind = OPTION_UINT, AT(through.offload_layers), .argument = "N",
      .initial = "0", .most = LIMIT_LAYERS, .group = LOAD,
@@ -235,7 +235,7 @@ static int complete(struct plan *p)
     if (!p->context)
         p->context = p->sequence_context;
     if (!p->slots)
-        p->slots = p->budget + p->budget / 2;
+        p->slots = memory_slots(p->budget + p->budget / 2, p->sequence_context);
     return 0;
 }
 

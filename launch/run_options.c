@@ -84,7 +84,7 @@ static const struct option_entry table[] = {
     {.name = "host-memory", .kind = OPTION_SIZE, AT(host_memory), .argument = "SIZE", .initial = "0",
      .group = MEMORY, .text = "the KV cache's host memory; 0: half of the machine's"},
     {.name = "slots", .kind = OPTION_UINT, AT(slots), .argument = "N", .initial = "0", .least = 0,
-     .most = 65534 /* the store counts them in 16 bits */, .group = MEMORY,
+     .most = LIMIT_SLOTS, .group = MEMORY,
      .text = "rows of an offloaded layer on the device, a head; 0: 1.5 of the largest budget"},
     {.name = "sequences", .kind = OPTION_UINT, AT(sequences), .argument = "N", .initial = "0", .least = 0,
      .most = LIMIT_SEQUENCES, .group = MEMORY, .text = "prompts that run at the same time; 0: up to 32"},

@@ -19,6 +19,7 @@
 #define LIMIT_STOP_IDS        16u
 #define LIMIT_FEATURE_LAYERS  8u     /* of a head: layers whose inputs it reads */
 #define LIMIT_FEATURE_HIDDEN  65536u /* width of each */
+#define LIMIT_SLOTS           65534u /* of one (group, row head): the store counts them in 16 bits */
 
 #define BLOCK_TOKENS   64u          /* a block = a page: unit of host allocation / of device pages */
 #define SLAB_BYTES_MIN (256u << 10) /* pages and slots are cut from slabs; larger only if a page is */

@@ -35,7 +35,8 @@ struct memory_load {
 /* Slots that a sequence of `capacity` positions really gets. */
 static inline uint32_t memory_slots(uint32_t slots, uint32_t capacity)
 {
-    return slots < capacity ? slots : capacity;
+    slots = slots < capacity ? slots : capacity;
+    return slots < LIMIT_SLOTS ? slots : LIMIT_SLOTS;
 }
 
 /* Slabs of both staging buffers; slab sizes by layout_slab_bytes. */

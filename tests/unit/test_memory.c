@@ -44,6 +44,15 @@ static struct kv_layout layout_8b(void)
     return l;
 }
 
+/* As the store: no more than positions, nor than numbers of 16 bits. */
+static void slots_are_capped(void **state)
+{
+    (void)state;
+    assert_int_equal(memory_slots(3072, 131072), 3072);
+    assert_int_equal(memory_slots(3072, 2048), 2048);
+    assert_int_equal(memory_slots(150000, 131072), LIMIT_SLOTS);
+}
+
 static void exact_is_monotonic_and_tight(void **state)
 {
     (void)state;
@@ -147,9 +156,13 @@ static void layers_that_never_leave(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(paper_thresholds),      cmocka_unit_test(exact_is_monotonic_and_tight),
-        cmocka_unit_test(exact_counts_by_hand),  cmocka_unit_test(staging_by_hand),
-        cmocka_unit_test(runs_cover_all_layers), cmocka_unit_test(layers_that_never_leave),
+        cmocka_unit_test(paper_thresholds),
+        cmocka_unit_test(slots_are_capped),
+        cmocka_unit_test(exact_is_monotonic_and_tight),
+        cmocka_unit_test(exact_counts_by_hand),
+        cmocka_unit_test(staging_by_hand),
+        cmocka_unit_test(runs_cover_all_layers),
+        cmocka_unit_test(layers_that_never_leave),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
