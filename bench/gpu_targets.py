@@ -62,7 +62,7 @@ def main(folder):
     def line(what, row, figure, limit, text, good):
         nonlocal missed
         missed += not good
-        print(f"| {what} | {row} | {'-' if figure is None else f'{figure:.2f}'} | {limit} | {text} | {'ok' if good else 'missed'} |")
+        print(f"| {what} | {row} | {'-' if figure is None else f'{figure:.3f}'} | {limit} | {text} | {'ok' if good else 'missed'} |")
 
     eager = {depth: rate for how, batch, depth, rate, _ in gpu_table.baselines(folder)
              if how == "transformers, eager" and batch == 4}
