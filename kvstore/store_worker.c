@@ -464,7 +464,8 @@ static void sleep_until_news(struct store_worker *w, int timeout_ms)
     int r = 0;
     for (; r == 0 && near_ns == 0 && clock_now_ns() < end; near_ns = until_near(w)) {
         r = poll(wait, count, 0);
-        sched_yield();
+        if (r == 0)
+            sched_yield();
     }
     trace_end(TRACE_NEAR, begin);
     if (r == 0 && w->planner)
